@@ -1,0 +1,1 @@
+"""One ASGI app: HTTP is a parser in front of typed commands."""

@@ -1,0 +1,1 @@
+"""What every layer may use: typed ids, the error tree, clocks, configuration, durable writes."""

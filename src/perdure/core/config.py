@@ -1,0 +1,86 @@
+"""The one reader of the environment: a frozen tree of settings, passed to whoever needs a value.
+
+Each field is read from ``PERDURE_<FIELD>``. Lists are comma-separated.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def default_home() -> Path:
+    """``/var/lib/perdure`` for root, the user's data directory otherwise."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/perdure")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "perdure"
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Immutable; tests build their own."""
+
+    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore")
+
+    home: Path = Field(default_factory=default_home, description="Data directory of this node and its embedded database.")
+    image_dir: Path | None = Field(default=None, description="Images and golden snapshots; default HOME/images.")
+    database_url: str | None = Field(default=None, description="PostgreSQL URL; unset starts the embedded one under HOME/db.")
+    listen_host: str = Field(default="127.0.0.1", description="TCP address of the API; TCP always needs a key.")
+    listen_port: int = Field(default=7070, ge=0, le=65535, description="TCP port of the API; 0 picks a free one.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Host names accepted in the Host header besides loopback and listen_host."
+    )
+    url: str | None = Field(default=None, description="Client: base URL of the server; unset uses the Unix socket under HOME.")
+    api_key: str | None = Field(default=None, description="Client: API key; unset reads HOME/run/api.key.", repr=False)
+
+    qemu: str = Field(default="qemu-system-x86_64", description="QEMU binary, name or path.")
+    qemu_data: Path | None = Field(default=None, description="QEMU data directory (-L) for a QEMU outside the system paths.")
+    accelerator: Literal["auto", "kvm", "tcg"] = Field(default="auto", description="auto probes by booting the image's kernel.")
+    jail: Literal["auto", "require", "off"] = Field(default="auto", description="bubblewrap around each VMM.")
+    pool_size: int = Field(default=1, ge=0, le=64, description="Warm paused VMMs per golden; 0 turns the pool off.")
+    parallel_starts: int = Field(default=2, ge=1, le=256, description="VMMs that may be starting at the same time.")
+
+    idle_timeout_s: float = Field(default=900.0, ge=0, description="Default idle time before hibernation; 0 means never.")
+    checkpoint_interval_s: float = Field(default=60.0, ge=0, description="Default interval of automatic checkpoints; 0 off.")
+    unresponsive_s: float = Field(default=20.0, gt=0, description="A guest silent this long is failed.")
+    wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
+    shutdown_deadline_s: float = Field(default=60.0, gt=0, description="SIGTERM: time to hibernate every workspace.")
+    lost_branch_days: float = Field(default=7.0, ge=0, description="How long NAME@lost-TIME branches are kept.")
+    keep_automatic_checkpoints: int = Field(default=2, ge=1, description="Automatic snapshots kept per workspace.")
+
+    lease_s: float = Field(default=20.0, gt=0, description="Node lease in the database.")
+    freeze_s: float = Field(default=15.0, gt=0, description="The node freezes its VMs this long after its last sure renewal.")
+
+    egress_private_allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="HOST:PORT on private or node addresses that workspaces may be allowed to reach."
+    )
+    log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @field_validator("allowed_hosts", "egress_private_allow", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @property
+    def images(self) -> Path:
+        return self.image_dir or self.home / "images"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.home / "run"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.run_dir / "api.sock"
+
+    @property
+    def api_key_file(self) -> Path:
+        return self.run_dir / "api.key"
+
+    @property
+    def store(self) -> Path:
+        return self.home / "store"

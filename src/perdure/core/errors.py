@@ -1,0 +1,172 @@
+"""The one error tree.
+
+    PerdureError
+    ├── InvalidRequest        the caller's input is wrong; the same call will fail again
+    │   └── PathEscape        a path or name that would leave the place it belongs to
+    ├── Unauthenticated       no key, or one that is not known
+    ├── Forbidden             known, but not allowed (Host or Origin included)
+    ├── NotFound              nothing of that name for this caller
+    ├── Conflict              the thing exists or is in a state that refuses the call
+    │   ├── AlreadyExists
+    │   └── StaleGeneration   the caller acts on an incarnation that is gone
+    ├── Unavailable           may work later, nothing was done
+    │   ├── Busy              an inbox or queue with a named limit is full
+    │   ├── DeadlineExceeded  the wait ended before the answer; ``ambiguous`` when work had begun
+    │   └── NoSpace           the disk is full
+    ├── HostUnfit             this host lacks something (QEMU, rights, memory); says which command mends it
+    ├── BuildFailed           an image build's command failed; carries its output's tail
+    ├── MachineFailed         the VMM or the guest broke
+    │   ├── MachineDied
+    │   ├── GuestUnresponsive
+    │   └── RestoreFailed
+    └── CorruptData           a checksum did not hold; names the file
+        └── CorruptSnapshot
+
+Every error has a stable ``code``, an HTTP status, a public sentence (what happened and why), a ``hint`` (what to
+do) and three booleans that a caller's retry loop can trust: ``retryable`` (nothing was done, the same call may
+succeed), ``ambiguous`` (it may have been done), ``gone`` (the thing will not come back). ``internal`` is for logs
+only and is never rendered to a caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class PerdureError(Exception):
+    """Base of all errors that Perdure raises on purpose."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: bool = False
+    ambiguous: bool = False
+    gone: bool = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str | None = None, internal: str = "", ambiguous: bool | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+        self.internal = internal
+        if ambiguous is not None:
+            self.ambiguous = ambiguous
+
+    def public(self) -> dict[str, Any]:
+        """The ``error`` object of an API answer or of the CLI's stderr."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "retryable": self.retryable,
+            "ambiguous": self.ambiguous,
+            "gone": self.gone,
+        }
+
+
+class InvalidRequest(PerdureError):
+    code = "invalid_request"
+    status = 422
+
+
+class PathEscape(InvalidRequest):
+    code = "path_escape"
+
+
+class Unauthenticated(PerdureError):
+    code = "unauthenticated"
+    status = 401
+    default_hint = "Send 'Authorization: Bearer KEY'; 'perdure up' wrote the key to its key file."
+
+
+class Forbidden(PerdureError):
+    code = "forbidden"
+    status = 403
+
+
+class NotFound(PerdureError):
+    code = "not_found"
+    status = 404
+
+
+class Conflict(PerdureError):
+    code = "conflict"
+    status = 409
+
+
+class AlreadyExists(Conflict):
+    code = "already_exists"
+
+
+class StaleGeneration(Conflict):
+    code = "stale_generation"
+    gone = True
+    default_hint = "Look the workspace up again; it has been woken, rewound or forked since."
+
+
+class Unavailable(PerdureError):
+    code = "unavailable"
+    status = 503
+    retryable = True
+
+
+class Busy(Unavailable):
+    code = "busy"
+    default_hint = "Try again in a moment."
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
+    status = 504
+
+
+class NoSpace(Unavailable):
+    code = "no_space"
+    status = 507
+    default_hint = "Free some disk space (perdure rm, perdure image rm) and try again; nothing was lost."
+
+
+class HostUnfit(PerdureError):
+    code = "host_unfit"
+    status = 503
+    default_hint = "Run 'perdure doctor' to see what this host lacks."
+
+
+class BuildFailed(PerdureError):
+    code = "build_failed"
+    status = 422
+
+
+class MachineFailed(PerdureError):
+    code = "machine_failed"
+    status = 502
+
+
+class MachineDied(MachineFailed):
+    code = "machine_died"
+    retryable = True
+
+
+class GuestUnresponsive(MachineFailed):
+    code = "guest_unresponsive"
+    status = 504
+
+
+class RestoreFailed(MachineFailed):
+    code = "restore_failed"
+
+
+class CorruptData(PerdureError):
+    code = "corrupt_data"
+
+
+class CorruptSnapshot(CorruptData):
+    code = "corrupt_snapshot"
+
+
+def error_classes() -> dict[str, type[PerdureError]]:
+    """Every class of the tree by its code, for clients that rebuild an error from its public form."""
+
+    def walk(cls: type[PerdureError]) -> list[type[PerdureError]]:
+        return [cls, *(found for child in cls.__subclasses__() for found in walk(child))]
+
+    return {cls.code: cls for cls in walk(PerdureError)}

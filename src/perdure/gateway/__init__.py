@@ -1,0 +1,1 @@
+"""Where bytes cross the node's border: egress policy and the guest's own API."""

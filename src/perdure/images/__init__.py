@@ -1,0 +1,1 @@
+"""Images: recipes, the build, golden snapshots."""

@@ -1,0 +1,78 @@
+"""What an image and its golden snapshots are on disk. Read by the node; written by ``build`` and ``golden``.
+
+IMAGES/
+  blobs/<digest>/           one complete image; made under a temporary name, fsynced, renamed
+    image.json              an Image, with sizes and checksums of the files beside it
+    kernel initrd           what QEMU boots
+    root.raw                ext4, sparse, 0444
+    agent.raw               read-only agent disk: kernel modules, init, agent, its own Python
+    golden/<size>-<fp>/     a Golden: ram.base (0444), devices.state, disk.qcow2 (0444), golden.json
+  names/<name>              text file holding a digest, replaced by rename
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from perdure.machines.driver import DiskChain, DiskLayer, Shape
+from perdure.wire.node import MachineSize
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A built image. ``digest`` covers recipe, resolved packages with hashes, agent disk and kernel."""
+
+    digest: str  # 64 hex digits
+    name: str
+    created_at: datetime
+    directory: Path
+    default_size: MachineSize
+    disk_gib: int
+    kernel_version: str
+    agent_protocol: int
+    environment: Mapping[str, str]
+    egress_allow: tuple[str, ...]
+    warm_up: tuple[str, ...]  # shell commands run in the golden VM before its capture, so that their pages are in the base
+    packages: Mapping[str, str]  # name -> version
+
+    @property
+    def root(self) -> DiskLayer:
+        return DiskLayer(self.directory / "root.raw", "raw")
+
+    def shape(self, size: MachineSize) -> Shape:
+        return Shape(
+            kernel=self.directory / "kernel",
+            initrd=self.directory / "initrd",
+            agent_disk=self.directory / "agent.raw",
+            memory_mib=size.memory_mib,
+            vcpus=size.vcpus,
+            disk_bytes=self.disk_gib << 30,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """The snapshot that every new workspace of (image, size) starts from; its RAM is the base that all of them map."""
+
+    image: str
+    size: MachineSize
+    directory: Path
+    fingerprint: str
+    created_at: datetime
+    ram_bytes: int  # apparent size
+    ram_stored_bytes: int  # after holes
+
+    @property
+    def ram(self) -> Path:
+        return self.directory / "ram.base"
+
+    @property
+    def devices(self) -> Path:
+        return self.directory / "devices.state"
+
+    def disk(self, image: Image) -> DiskChain:
+        """The frozen layers below a workspace's own."""
+        return DiskChain((image.root, DiskLayer(self.directory / "disk.qcow2", "qcow2")))

@@ -1,0 +1,1 @@
+"""The node: one supervised machine per awake workspace."""

@@ -1,0 +1,1 @@
+"""The Python SDK: written async, its sync twin generated."""

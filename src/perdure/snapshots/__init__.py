@@ -1,0 +1,1 @@
+"""Snapshots: page log, capture, disk layers, the store that holds them."""

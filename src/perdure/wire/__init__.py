@@ -1,0 +1,1 @@
+"""Where the two sides meet: public API models, control plane to node, node to guest."""

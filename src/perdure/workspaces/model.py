@@ -1,0 +1,229 @@
+"""What the workspace service takes and returns. Frozen values; the API renders them, tests build them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from perdure.core.errors import PerdureError
+from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
+from perdure.wire.node import Confinement, Guest, MachineSize, MemoryFate
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Who calls, for which tenant, in which request. Passed to every service call."""
+
+    principal: str
+    request_id: RequestId
+    tenant_id: TenantId = DEFAULT_TENANT
+
+
+class WorkspaceState(StrEnum):
+    """See ``lifecycle`` for the transition table."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    HIBERNATING = "hibernating"
+    HIBERNATED = "hibernated"
+    WAKING = "waking"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+class WorkspaceKind(StrEnum):
+    WORKSPACE = "workspace"
+    BRANCH = "branch"  # made by fork
+    LOST = "lost"  # disk-only remains of a lost VM, NAME@lost-TIME, expires
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkspace:
+    """None means the image's default (size, disk) or the server's setting (idle and checkpoint times)."""
+
+    name: str
+    image: str = "base"
+    memory_mib: int | None = None
+    vcpus: int | None = None
+    disk_gib: int | None = None
+    idle_timeout_s: float | None = None  # 0: never
+    checkpoint_interval_s: float | None = None  # 0: off
+    egress_allow: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """One row of ``workspaces``."""
+
+    id: WorkspaceId
+    tenant_id: TenantId
+    name: str
+    kind: WorkspaceKind
+    state: WorkspaceState
+    state_detail: str  # why, in a sentence, when failed or after a loss
+    generation: int
+    image: str  # digest
+    image_name: str
+    size: MachineSize
+    disk_gib: int
+    head_snapshot_id: SnapshotId | None
+    parent_id: WorkspaceId | None
+    forked_from: SnapshotId | None
+    hostname: str
+    machine_id: str
+    idle_timeout_s: float
+    checkpoint_interval_s: float
+    egress_allow: tuple[str, ...]
+    environment: Mapping[str, str]
+    metadata: Mapping[str, str]
+    confinement: Confinement | None  # as of the last start
+    keep_awake_until: datetime | None
+    created_at: datetime
+    state_changed_at: datetime
+    last_active_at: datetime
+    expires_at: datetime | None
+
+
+class SnapshotReason(StrEnum):
+    REQUESTED = "requested"
+    AUTOMATIC = "automatic"
+    HIBERNATE = "hibernate"
+    FORK = "fork"
+    SALVAGED = "salvaged"  # disk-only
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One row of ``snapshots``; sizes in bytes, ``pause_s`` in seconds."""
+
+    id: SnapshotId
+    workspace_id: WorkspaceId
+    parent_id: SnapshotId | None
+    name: str | None
+    reason: SnapshotReason
+    generation: int
+    has_memory: bool
+    quiesced: bool
+    memory_bytes: int
+    memory_total_bytes: int
+    disk_bytes: int
+    disk_total_bytes: int
+    pause_s: float
+    created_at: datetime
+
+
+class DiskFate(StrEnum):
+    NEW = "new"
+    KEPT = "kept"
+    REWOUND = "rewound"  # to the last snapshot; what was newer is in ``lost_branch``
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """DESIGN D8: what a wake kept and what it did not. Never None after a wake."""
+
+    workspace_id: WorkspaceId
+    generation: int
+    snapshot_id: SnapshotId | None
+    memory: MemoryFate
+    memory_reason: str
+    disk: DiskFate
+    asleep_s: float
+    clock_step_s: float
+    connections_dropped: int
+    execs_running: tuple[ExecId, ...]
+    execs_lost: tuple[ExecId, ...]
+    lost_branch: str | None
+    confinement: Confinement
+    pooled: bool
+    timings_ms: Mapping[str, float]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One entry of a workspace's thread; ``hash`` chains over the previous one."""
+
+    seq: int
+    at: datetime
+    kind: str
+    generation: int
+    body: Mapping[str, Any]
+    hash: str
+
+
+class Recovery(StrEnum):
+    """Exits from ``failed``."""
+
+    RETRY = "retry"  # wake from the head snapshot again
+    REWIND = "rewind"  # wake from the snapshot before the head
+    DISK_BOOT = "disk-boot"  # boot the head's disk without its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Awake:
+    """A workspace held awake: while the context is open it counts as active."""
+
+    workspace: Workspace
+    guest: Guest
+    report: ResumeReport | None  # of the wake that this call caused, None when it was awake already
+
+
+class Workspaces(Protocol):
+    """The commands that API, MCP and CLI share. ``ref`` is an id or a name; another tenant's is NotFound."""
+
+    async def create(self, ctx: Context, spec: CreateWorkspace) -> tuple[Workspace, ResumeReport]:
+        """Returns when the workspace is awake. A name in use raises AlreadyExists and makes nothing."""
+        ...
+
+    async def get(self, ctx: Context, ref: str) -> Workspace: ...
+
+    async def find(
+        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
+    ) -> list[Workspace]:
+        """Newest last; deleted ones are absent."""
+        ...
+
+    async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
+        """Single flight: many callers cause one wake and all get its report; an awake one returns its last report."""
+        ...
+
+    async def sleep(self, ctx: Context, ref: str) -> tuple[Workspace, Snapshot]:
+        """Hibernate now. One that sleeps already returns its head."""
+        ...
+
+    async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot: ...
+
+    async def fork(
+        self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()
+    ) -> list[Workspace | PerdureError]:
+        """``count`` awake children of one checkpoint taken now (or of ``snapshot``); one that fails does not fail the others."""
+        ...
+
+    async def resize(self, ctx: Context, ref: str, disk_gib: int) -> Workspace: ...
+
+    async def recover(self, ctx: Context, ref: str, how: Recovery) -> tuple[Workspace, ResumeReport]: ...
+
+    async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace: ...
+
+    async def delete(self, ctx: Context, ref: str) -> None:
+        """Frees everything; deleting a deleted one succeeds."""
+        ...
+
+    async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]: ...
+
+    async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
+        """The report of the last wake."""
+        ...
+
+    async def log(self, ctx: Context, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]: ...
+
+    def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AbstractAsyncContextManager[Awake]:
+        """Find the workspace awake or wake it (D10), and keep it from idling while held."""
+        ...
