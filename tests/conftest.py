@@ -1,0 +1,80 @@
+"""What every test may use: the order of the suites, a temporary home, the base image, the versions in the report's head.
+
+Cheap suites run first, so that a broken style rule or unit is told before a VM has been booted.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.core.config import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITES = ("style", "unit", "contract", "simulation", "integration", "e2e")
+
+
+def _rank(item: pytest.Item) -> tuple[int, bool]:
+    parts = item.path.relative_to(ROOT / "tests").parts
+    suite = SUITES.index(parts[0]) if parts[0] in SUITES else len(SUITES)
+    return suite, item.get_closest_marker("qemu") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)  # stable: the order inside a file stays
+
+
+def _base_digest(settings: Settings) -> str | None:
+    name = settings.images / "names" / "base"
+    return name.read_text().strip() if name.is_file() else None
+
+
+def pytest_report_header() -> list[str]:
+    settings = Settings()
+    return [
+        f"python: {platform.python_implementation()} {platform.python_version()} on {platform.platform()}",
+        f"qemu: {shutil.which(settings.qemu) or 'not found'}",
+        f"base image: {(_base_digest(settings) or 'not built')[:12]}",
+    ]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of this checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """An empty data directory with a path short enough for Unix sockets (108 bytes), removed afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def images_dir() -> Path:
+    """The image cache of whoever runs the tests: built once by the setup, read only by tests."""
+    return Settings().images
+
+
+@pytest.fixture
+def settings(home: Path, images_dir: Path) -> Settings:
+    """Settings of a server of its own: temporary home, shared image cache, no TCP port that anybody else could hold."""
+    return Settings(home=home, image_dir=images_dir, listen_port=0)
+
+
+@pytest.fixture(scope="session")
+def base_image(images_dir: Path) -> Path:
+    """Directory of the built image ``base``. Its absence is a failure of the setup, not a reason to skip."""
+    digest = _base_digest(Settings())
+    if digest is None or not (images_dir / "blobs" / digest / "image.json").is_file():
+        pytest.fail("The image 'base' is not built, so no test that boots a machine can run: run 'make setup'.", pytrace=False)
+    return images_dir / "blobs" / digest
