@@ -1,0 +1,51 @@
+# Every target sets up what it needs first (tools/setup.sh); a second run finds nothing to do in under a second.
+# ARGS goes to the command behind the target:  make test ARGS="tests/unit -x"
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix dev bench lock
+
+BIN := .venv/bin
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+setup:  ## packages, .venv, the base image
+	@tools/setup.sh system venv image
+
+demo: setup  ## run the main job: a machine that sleeps and wakes
+	@$(BIN)/perdure demo $(ARGS)
+
+test:  ## set up and pass every test
+	@tools/setup.sh system qemu10 venv image
+	@$(BIN)/python -m pytest $(ARGS)
+
+check:  ## style, types, layers, generated files
+	@tools/setup.sh venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@for tool in unasync openapi settings_doc; do \
+	    if [ -f tools/$$tool.py ]; then echo "$(BIN)/python tools/$$tool.py --check"; $(BIN)/python tools/$$tool.py --check || exit 1; fi; \
+	done
+
+fix:  ## format, mend what ruff can, generate files anew
+	@tools/setup.sh venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@for tool in unasync openapi settings_doc; do \
+	    if [ -f tools/$$tool.py ]; then echo "$(BIN)/python tools/$$tool.py"; $(BIN)/python tools/$$tool.py || exit 1; fi; \
+	done
+
+dev: setup  ## a server in the foreground, its data below .dev
+	@PERDURE_HOME=$${PERDURE_HOME:-$(CURDIR)/.dev} PERDURE_IMAGE_DIR=$${PERDURE_IMAGE_DIR:-$$($(BIN)/python -c 'from perdure.core.config import Settings; print(Settings().images)')} \
+	    $(BIN)/perdure up $(ARGS)
+
+bench: setup  ## measure this machine
+	@$(BIN)/perdure bench wake $(ARGS)
+
+lock:  ## resolve requirements.lock again after a change of pyproject.toml; LOCK=--upgrade moves every pin
+	@tools/setup.sh venv
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header $(LOCK) \
+	    pyproject.toml --group dev -o requirements.lock
+	@tools/setup.sh venv
