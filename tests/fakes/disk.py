@@ -1,0 +1,196 @@
+"""A recording disk: does every operation for real below ``root``, and can show what a crash after any of them would have left.
+
+The model is POSIX at its least helpful: bytes written since the last ``fsync`` of a file, and names changed since the last
+``fsync`` of their directory, may be there, absent or (bytes) half there and half garbage.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import random
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from perdure.core.files import Disk, Handle
+
+
+class Crash(StrEnum):
+    """What becomes of everything that was not synced."""
+
+    KEPT = "kept"  # only the process died
+    DROPPED = "dropped"  # nothing of it reached the platter
+    TORN = "torn"  # names arrived, bytes half
+    MIXED = "mixed"  # each directory kept some prefix of its changes, each file some prefix of its bytes
+
+
+@dataclass
+class _File:
+    volatile: bytes = b""
+    durable: bytes = b""
+
+
+@dataclass
+class _Directory:
+    entries: dict[str, _File | _Directory] = field(default_factory=dict)
+    #: What the names were at the last sync and after each change since; a crash may land on any of them.
+    history: list[dict[str, _File | _Directory]] = field(default_factory=lambda: [{}])
+
+    def changed(self) -> None:
+        self.history.append(dict(self.entries))
+
+    def sync(self) -> None:
+        self.history = [dict(self.entries)]
+
+
+class _RecordingHandle(Handle):
+    def __init__(self, disk: RecordingDisk, inner: Handle, node: _File) -> None:
+        super().__init__(inner.path, inner._fd, inner.size)
+        self._disk = disk
+        self._node = node
+
+    def write(self, *parts: bytes | bytearray | memoryview) -> int:
+        data = b"".join(bytes(part) for part in parts)
+        room = self._disk.room
+        accepted = data if room is None else data[:room]
+        written = super().write(accepted)
+        self._node.volatile += accepted
+        self._disk.step(f"write {self.path.name} {written}")
+        if room is not None:
+            self._disk.room = room - written
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written
+
+    def cut(self, size: int) -> None:
+        super().cut(size)
+        self._node.volatile = self._node.volatile[:size]
+        self._disk.step(f"cut {self.path.name}")
+
+    def sync(self) -> None:
+        self._node.durable = self._node.volatile
+        self._disk.step(f"sync {self.path.name}")
+
+
+class RecordingDisk(Disk):
+    """``operations`` names what was done; ``states[i]`` is the file system after the first ``i`` operations."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.operations: list[str] = []
+        self.states: list[_Directory] = [_Directory()]
+        self.room: int | None = None  # bytes until the disk is full
+        self._tree = _Directory()
+
+    def step(self, operation: str) -> None:
+        self.operations.append(operation)
+        self.states.append(copy.deepcopy(self._tree))
+
+    def create(self, path: Path, mode: int) -> Handle:
+        inner = super().create(path, mode)
+        node = _File()
+        self._set(path, node)
+        self.step(f"create {path.name}")
+        return _RecordingHandle(self, inner, node)
+
+    def append(self, path: Path) -> Handle:
+        node = self._get(path)
+        assert isinstance(node, _File)
+        return _RecordingHandle(self, super().append(path), node)
+
+    def rename(self, source: Path, destination: Path) -> None:
+        super().rename(source, destination)
+        node = self._drop(source)
+        self._set(destination, node)
+        self.step(f"rename {source.name} {destination.name}")
+
+    def link(self, source: Path, destination: Path) -> None:
+        super().link(source, destination)
+        self._set(destination, self._get(source))
+        self.step(f"link {destination.name}")
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        if path.name in self._directory(path.parent).entries:
+            self._drop(path)
+        self.step(f"unlink {path.name}")
+
+    def make_dir(self, path: Path, mode: int) -> None:
+        super().make_dir(path, mode)
+        self._set(path, _Directory())
+        self.step(f"mkdir {path.name}")
+
+    def remove_dir(self, path: Path) -> None:
+        super().remove_dir(path)
+        self._drop(path)
+        self.step(f"rmdir {path.name}")
+
+    def sync_file(self, path: Path) -> None:
+        """A file that another process made becomes known here, with the content it has now."""
+        directory = self._directory(path.parent)
+        node = directory.entries.get(path.name)
+        if node is None:
+            node = _File()
+            self._set(path, node)
+        assert isinstance(node, _File)
+        node.volatile = node.durable = path.read_bytes()
+        self.step(f"sync {path.name}")
+
+    def sync_dir(self, path: Path) -> None:
+        if path == self.root or self.root in path.parents:
+            self._directory(path).sync()
+            self.step(f"syncdir {path.name}")
+
+    def materialise(self, after: int, crash: Crash, target: Path, *, seed: int = 0) -> None:
+        """Write to the empty directory ``target`` what a crash after the first ``after`` operations may leave."""
+        _write(self.states[after], crash, target, random.Random(seed))
+
+    def _directory(self, path: Path) -> _Directory:
+        node: _File | _Directory = self._tree
+        for part in path.relative_to(self.root).parts:
+            assert isinstance(node, _Directory)
+            node = node.entries[part]
+        assert isinstance(node, _Directory)
+        return node
+
+    def _get(self, path: Path) -> _File | _Directory:
+        return self._directory(path.parent).entries[path.name]
+
+    def _set(self, path: Path, node: _File | _Directory) -> None:
+        directory = self._directory(path.parent)
+        directory.entries[path.name] = node
+        directory.changed()
+
+    def _drop(self, path: Path) -> _File | _Directory:
+        directory = self._directory(path.parent)
+        node = directory.entries.pop(path.name)
+        directory.changed()
+        return node
+
+
+def _entries(directory: _Directory, crash: Crash, rng: random.Random) -> dict[str, _File | _Directory]:
+    if crash is Crash.DROPPED:
+        return directory.history[0]
+    return rng.choice(directory.history) if crash is Crash.MIXED else directory.entries
+
+
+def _bytes(file: _File, crash: Crash, rng: random.Random) -> bytes:
+    if crash is Crash.KEPT or file.volatile == file.durable:
+        return file.volatile
+    if crash is Crash.DROPPED:
+        return file.durable
+    start = len(file.durable) if file.volatile.startswith(file.durable) else 0
+    kept = (len(file.volatile) - start) // 2 if crash is Crash.TORN else rng.randint(0, len(file.volatile) - start)
+    lost = len(file.volatile) - start - kept
+    return file.volatile[: start + kept] + bytes(lost // 2 if crash is Crash.TORN else 0)
+
+
+def _write(directory: _Directory, crash: Crash, target: Path, rng: random.Random) -> None:
+    for name, node in _entries(directory, crash, rng).items():
+        if isinstance(node, _Directory):
+            (target / name).mkdir()
+            _write(node, crash, target / name, rng)
+        else:
+            (target / name).write_bytes(_bytes(node, crash, rng))
