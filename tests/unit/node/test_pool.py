@@ -1,0 +1,97 @@
+"""The warm pool with machines that only have a state."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from perdure.core.errors import HostUnfit
+from perdure.machines.driver import Machine, MachineState
+from perdure.node.pool import KEYS_MAX, WarmPool
+
+
+class Stub:
+    def __init__(self, pid: int) -> None:
+        self.pid, self.state = pid, MachineState.PREPARED
+
+    async def kill(self) -> None:
+        self.state = MachineState.DEAD
+
+
+class Factory:
+    def __init__(self) -> None:
+        self.made: list[Stub] = []
+        self.broken = False
+
+    async def __call__(self, key: str) -> Machine:
+        await asyncio.sleep(0)
+        if self.broken:
+            raise HostUnfit("QEMU is not installed.")
+        self.made.append(Stub(len(self.made)))
+        return cast("Machine", self.made[-1])
+
+    def alive(self) -> int:
+        return sum(stub.state is MachineState.PREPARED for stub in self.made)
+
+
+async def test_a_claim_takes_the_waiting_machine_and_refills_behind() -> None:
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=1)
+    first, pooled = await pool.claim("golden")
+    assert not pooled
+    pool.refill("golden")
+    await pool.filled("golden")
+    assert pool.count() == 1
+    second, pooled = await pool.claim("golden")
+    assert pooled and second is not first
+    assert pool.count() == 0
+    await pool.close()
+
+
+async def test_size_zero_turns_the_pool_off() -> None:
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=0)
+    pool.refill("golden")
+    await pool.filled("golden")
+    assert factory.made == []
+    _, pooled = await pool.claim("golden")
+    assert not pooled
+
+
+async def test_a_machine_that_died_waiting_is_not_handed_out() -> None:
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=1)
+    pool.refill("golden")
+    await pool.filled("golden")
+    factory.made[0].state = MachineState.DEAD
+    machine, pooled = await pool.claim("golden")
+    assert not pooled and machine.state is MachineState.PREPARED
+
+
+async def test_a_pool_that_cannot_fill_tells_the_claimer_not_the_filler() -> None:
+    factory = Factory()
+    factory.broken = True
+    pool: WarmPool[str] = WarmPool(factory, size=1)
+    pool.refill("golden")
+    await pool.filled("golden")
+    with pytest.raises(HostUnfit):
+        await pool.claim("golden")
+    factory.broken = False
+    pool.refill("golden")
+    await pool.filled("golden")
+    assert pool.count("golden") == 1
+    await pool.close()
+
+
+async def test_close_and_drop_leave_no_machine() -> None:
+    factory = Factory()
+    pool: WarmPool[Any] = WarmPool(factory, size=2)
+    for key in range(KEYS_MAX + 2):
+        pool.refill(key)
+        await pool.filled(key)
+    assert pool.count() <= (KEYS_MAX + 1) * 2
+    pool.refill("last")  # a fill that is still under way when the pool closes
+    await pool.close()
+    assert factory.alive() == 0
