@@ -1,0 +1,100 @@
+"""Names, limits and defaults that both ends must agree on.
+
+**Calls** go over the control channel: one JSON object with ``op``; the reply has ``ok`` true and its fields, or ``ok`` false
+with ``code`` and ``message``. **Streams** go over the data channel: the host opens one with a JSON object with ``op``; the guest
+accepts, or refuses with ``code`` and ``message``. The guest opens streams of its own for ``API`` and ``EGRESS``.
+"""
+
+from __future__ import annotations
+
+#: Grows when an old agent and a new node could misunderstand each other. Part of a golden snapshot's fingerprint.
+PROTOCOL = 1
+AGENT_VERSION = "0.1.0"
+
+CONTROL_PORT = "perdure.control"
+DATA_PORT = "perdure.data"
+
+# Loopback ports inside the guest.
+API_PORT = 7071
+PROXY_PORT = 7072
+
+
+class Call:
+    """Operations of the control channel."""
+
+    HELLO = "hello"  # → protocol, agent, boot_id, instance, generation, root_problem, wall_ns
+    WAKE = "wake"  # repair everything for a generation, then thaw
+    QUIESCE = "quiesce"  # freeze the users' processes: {deadline_ms} → {frozen, waited_ms}
+    THAW = "thaw"  # after a checkpoint: repair the clock, thaw: {host_ns} → {clock_step_ns, wall_ns}
+    CLOCK = "clock"  # {host_ns} → {wall_ns}; with {step_ns}: step
+    PING = "ping"  # → {cpu_us, processes}
+    SYNC = "sync"  # flush every file system
+    SETTLE = "settle"  # {commands, deadline_s, drop_caches} → {ran, idle}
+    GROW_DISK = "grow_disk"  # the user's file system to the size of its disk → {bytes}
+    POWEROFF = "poweroff"
+
+
+class Note:
+    """Notes of the guest on the control channel."""
+
+    EXEC_ENDED = "exec_ended"  # {exec_id}
+
+
+class Op:
+    """Operations of the data channel, opened by the host."""
+
+    EXEC = "exec"
+    ATTACH = "attach"
+    SIGNAL = "signal"
+    KILL = "kill"
+    LIST_EXECS = "list_execs"
+    STAT = "stat"
+    LIST = "list"
+    READ = "read"
+    WRITE = "write"
+    MKDIR = "mkdir"
+    RENAME = "rename"
+    REMOVE = "remove"
+    TCP = "tcp"
+    # Opened by the guest:
+    API = "api"
+    EGRESS = "egress"
+
+
+class Sub:
+    """Flags of data frames: which bytes of a stream these are."""
+
+    MAIN = 0
+    STDOUT = 1
+    STDERR = 2
+
+
+class Code:
+    """Codes of refusals and resets. The host maps them to its error tree."""
+
+    INVALID = "invalid"
+    NOT_FOUND = "not_found"
+    EXISTS = "exists"
+    CONFLICT = "conflict"
+    FORBIDDEN = "forbidden"
+    NO_SPACE = "no_space"
+    BUSY = "busy"
+    FAILED = "failed"
+    STALE = "stale"  # of an earlier generation or connection
+    PROTOCOL = "protocol"
+
+
+#: Bytes of data that may be on the way in one direction of one stream.
+WINDOW = 256 * 1024
+#: Streams open at once on one channel, per side that opened them.
+STREAMS_MAX = 512
+#: Messages a peer may send on one stream that its reader has not taken yet.
+MESSAGES_MAX = 256
+#: Output kept per standard stream of a command for readers that come late or come back.
+SPOOL_BYTES = 1024 * 1024
+#: Finished commands remembered, and the output bytes kept for all of them together.
+FINISHED_MAX = 64
+FINISHED_BYTES = 8 * 1024 * 1024
+#: Commands running at once.
+EXECS_MAX = 256
+PATH_MAX = 4096
