@@ -1,1 +1,1 @@
-"""One ASGI app: HTTP is a parser in front of typed commands."""
+"""The HTTP API: a parser in front of the typed commands of ``workspaces`` and ``images``. It decides nothing by itself."""

@@ -1,0 +1,46 @@
+"""``create_app``: the ASGI application under ``/v1``. Put a guard of ``guard`` in front of it; without one it answers nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse
+
+import perdure
+from perdure.api import errors
+from perdure.api.deps import Call
+from perdure.api.routes import execs, files, images, server, tunnels, workspaces
+from perdure.api.services import Services
+from perdure.wire import public
+
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": public.ErrorAnswer} for status in (401, 403, 404, 409, 422, 503)}
+
+
+def create_app(services: Services) -> FastAPI:
+    """The application. ``app.state.closing`` is set by the server when it stops, so that streams end."""
+    app = FastAPI(
+        title="Perdure",
+        version=perdure.__version__,
+        description="Persistent machines for AI agents that sleep and wake with memory, files and processes intact.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+        strict_content_type=True,
+    )
+    app.state.services = services
+    app.state.closing = asyncio.Event()
+    app.state.exec_handles = {}
+    errors.install(app)
+    v1 = APIRouter(prefix="/v1", responses=ERRORS)
+    for module in (server, images, workspaces, execs, files, tunnels):
+        v1.include_router(module.router)
+
+    @v1.get("/openapi.json", include_in_schema=False)
+    async def openapi(call: Call) -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    app.include_router(v1)
+    return app

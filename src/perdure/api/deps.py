@@ -1,0 +1,94 @@
+"""What every route asks for: the caller's context and the services."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import Depends, Query
+from starlette.requests import HTTPConnection
+
+from perdure.api import render
+from perdure.api.guard import CALLER, Caller
+from perdure.api.services import Services
+from perdure.core.errors import InvalidRequest, PathEscape, Unauthenticated
+from perdure.wire import public
+from perdure.wire.node import ExecHandle
+from perdure.workspaces.model import Awake, Context, Workspaces
+
+PATH_BYTES_MAX = 4096
+
+
+def _context(connection: HTTPConnection) -> Context:
+    caller = connection.scope.get(CALLER)
+    if not isinstance(caller, Caller):  # fail closed: an application without a guard in front serves nobody
+        raise Unauthenticated("This listener is not guarded, so it answers nobody.")
+    return Context(principal=caller.principal, request_id=caller.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One request: who calls, what serves it, and when it has to end."""
+
+    ctx: Context
+    services: Services
+    closing: asyncio.Event  # set when the server stops: streams end with an error that says so
+    exec_handles: dict[tuple[str, int, str], ExecHandle]
+    connection: HTTPConnection
+
+    @property
+    def workspaces(self) -> Workspaces:
+        return self.services.workspaces
+
+    def awake(self, ref: str) -> AbstractAsyncContextManager[Awake]:
+        return self.services.workspaces.awake(self.ctx, ref)
+
+
+def _bundle(connection: HTTPConnection) -> Bundle:
+    state = connection.app.state
+    return Bundle(_context(connection), state.services, state.closing, state.exec_handles, connection)
+
+
+Call = Annotated[Bundle, Depends(_bundle)]
+
+
+def check_path(path: str) -> str:
+    """A path in the workspace: absolute, without NUL, and never above the root. Raises InvalidRequest or PathEscape."""
+    if not path.startswith("/"):
+        raise InvalidRequest(f"The path {path!r} is not absolute.", hint="Paths in a workspace begin with '/'.")
+    if "\0" in path:
+        raise InvalidRequest("The path contains NUL, which no file name can.", hint="Remove the NUL byte.")
+    if len(path.encode("utf-8", "surrogateescape")) > PATH_BYTES_MAX:
+        raise InvalidRequest(f"The path is longer than {PATH_BYTES_MAX} bytes.", hint="Use a shorter path.")
+    depth = 0
+    for part in path.split("/"):
+        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
+        if depth < 0:
+            raise PathEscape(f"The path {path!r} leads out of the workspace.", hint="Paths are absolute in the workspace's root.")
+    return path
+
+
+def exact_query(connection: HTTPConnection, name: str) -> str:
+    """A query parameter's last value with bytes that are not UTF-8 kept as surrogate escapes."""
+    values = parse_qs(connection.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape")
+    return str(values[name][-1])
+
+
+def _path(connection: HTTPConnection, path: Annotated[str, Query(description="Absolute path in the workspace.")]) -> str:
+    return check_path(exact_query(connection, "path"))
+
+
+GuestPath = Annotated[str, Depends(_path)]
+
+
+def awake_headers(awake: Awake) -> dict[str, str]:
+    """Headers of every answer that touched an awake workspace; a wake that this call caused is never silent (DESIGN D8)."""
+    headers = {public.GENERATION_HEADER: str(awake.workspace.generation)}
+    if awake.workspace.confinement is not None:
+        headers[public.ISOLATION_HEADER] = awake.workspace.confinement.isolation.value
+    if awake.report is not None:
+        headers[public.RESUME_HEADER] = render.resume_report(awake.report).model_dump_json(ensure_ascii=True)
+    return headers

@@ -1,0 +1,94 @@
+"""One seam where errors become answers: ``{"error": {...}}`` with the error's own status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.wire import public
+
+log = logging.getLogger(__name__)
+
+
+class MethodNotAllowed(InvalidRequest):
+    code = "method_not_allowed"
+    status = 405
+
+
+def error_info(error: PerdureError) -> public.ErrorInfo:
+    """The public half of an error."""
+    return public.ErrorInfo.model_validate(error.public())
+
+
+def internal_error(request_id: str = "") -> public.ErrorInfo:
+    """What a caller learns of a defect: that there is one, and where its details are."""
+    where = f" (request {request_id})" if request_id else ""
+    return public.ErrorInfo(
+        code="internal",
+        message=f"Perdure failed because of a defect of its own{where}.",
+        hint="The server's log has the details.",
+        ambiguous=True,
+    )
+
+
+def error_response(error: PerdureError) -> Response:
+    headers = {}
+    if isinstance(error, Busy | Unavailable) and error.retryable:
+        headers["retry-after"] = "1"
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": error.public()}, status_code=error.status, headers=headers)
+
+
+def validation_sentence(errors: Sequence[Any]) -> str:
+    """The first mistake in one sentence: where and what."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in {"body", "query", "path"})
+    what = str(first["msg"]).removeprefix("Value error, ")
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"The request is not valid: {where + ': ' if where else ''}{what[:1].lower()}{what[1:]}{more}."
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+
+    async def on_perdure(_: Request, error: Exception) -> Response:
+        assert isinstance(error, PerdureError)
+        if error.internal:
+            log.warning("%s: %s (%s)", error.code, error.message, error.internal)
+        return error_response(error)
+
+    async def on_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(InvalidRequest(validation_sentence(error.errors()), hint="See /v1/openapi.json for the fields."))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return error_response(NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
+        if error.status_code == 405:
+            return error_response(MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}."))
+        return error_response(InvalidRequest(f"The request is not valid: {error.detail}."))
+
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        log.info("client went away in the middle of its request")
+        return Response(status_code=499)
+
+    async def on_defect(request: Request, error: Exception) -> Response:
+        caller = request.scope.get("perdure.caller")
+        return JSONResponse({"error": internal_error(getattr(caller, "request_id", "")).model_dump()}, status_code=500)
+
+    app.add_exception_handler(PerdureError, on_perdure)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_defect)

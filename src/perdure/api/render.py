@@ -1,0 +1,165 @@
+"""Service values to public models. Pure."""
+
+from __future__ import annotations
+
+import base64
+
+from perdure.api.errors import error_info
+from perdure.core.errors import PerdureError
+from perdure.wire import node, public
+from perdure.workspaces import model
+
+
+def text(value: str) -> str:
+    """A guest's bytes as text that can be encoded: what is not UTF-8 becomes U+FFFD."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def confinement(value: node.Confinement) -> public.ConfinementInfo:
+    return public.ConfinementInfo(
+        isolation=value.isolation,
+        jail=value.jail,
+        seccomp=value.seccomp,
+        own_user=value.own_user,
+        memory_limit=value.memory_limit,
+        cpu_limit=value.cpu_limit,
+        pids_limit=value.pids_limit,
+        readonly_base=value.readonly_base,
+        missing=dict(value.missing),
+    )
+
+
+def workspace(value: model.Workspace) -> public.WorkspaceInfo:
+    held = value.confinement
+    return public.WorkspaceInfo(
+        id=value.id,
+        name=value.name,
+        kind=public.WorkspaceKind(value.kind.value),
+        state=public.WorkspaceState(value.state.value),
+        state_detail=value.state_detail,
+        generation=value.generation,
+        isolation=held.isolation if held else None,
+        image=value.image,
+        image_name=value.image_name,
+        memory_mib=value.size.memory_mib,
+        vcpus=value.size.vcpus,
+        disk_gib=value.disk_gib,
+        head_snapshot_id=value.head_snapshot_id,
+        parent_id=value.parent_id,
+        forked_from=value.forked_from,
+        hostname=value.hostname,
+        idle_timeout_s=value.idle_timeout_s,
+        checkpoint_interval_s=value.checkpoint_interval_s,
+        egress_allow=list(value.egress_allow),
+        environment=dict(value.environment),
+        metadata=dict(value.metadata),
+        confinement=confinement(held) if held else None,
+        keep_awake_until=value.keep_awake_until,
+        created_at=value.created_at,
+        state_changed_at=value.state_changed_at,
+        last_active_at=value.last_active_at,
+        expires_at=value.expires_at,
+    )
+
+
+def resume_report(value: model.ResumeReport) -> public.ResumeReport:
+    return public.ResumeReport(
+        workspace_id=value.workspace_id,
+        generation=value.generation,
+        snapshot_id=value.snapshot_id,
+        memory=value.memory,
+        memory_reason=value.memory_reason,
+        disk=value.disk.value,
+        asleep_s=value.asleep_s,
+        clock_step_s=value.clock_step_s,
+        connections_dropped=value.connections_dropped,
+        execs_running=list(value.execs_running),
+        execs_lost=list(value.execs_lost),
+        lost_branch=value.lost_branch,
+        isolation=value.confinement.isolation,
+        confinement=confinement(value.confinement),
+        pooled=value.pooled,
+        timings_ms=dict(value.timings_ms),
+        at=value.at,
+    )
+
+
+def snapshot(value: model.Snapshot) -> public.SnapshotInfo:
+    return public.SnapshotInfo(
+        id=value.id,
+        workspace_id=value.workspace_id,
+        parent_id=value.parent_id,
+        name=value.name,
+        reason=value.reason.value,
+        generation=value.generation,
+        has_memory=value.has_memory,
+        quiesced=value.quiesced,
+        memory_bytes=value.memory_bytes,
+        memory_total_bytes=value.memory_total_bytes,
+        disk_bytes=value.disk_bytes,
+        disk_total_bytes=value.disk_total_bytes,
+        pause_s=value.pause_s,
+        created_at=value.created_at,
+    )
+
+
+def fork_result(value: model.Workspace | PerdureError) -> public.ForkResult:
+    if isinstance(value, PerdureError):
+        return public.ForkResult(error=error_info(value))
+    return public.ForkResult(workspace=workspace(value))
+
+
+def log_entry(value: model.JournalEntry) -> public.LogEntry:
+    return public.LogEntry(
+        seq=value.seq, at=value.at, kind=value.kind, generation=value.generation, body=dict(value.body), hash=value.hash
+    )
+
+
+def outcome(value: node.ExecExited) -> public.ExecOutcome:
+    return public.ExecOutcome(
+        exec_id=value.exec_id,
+        end=value.end,
+        exit_code=value.exit_code,
+        signal=value.signal,
+        detail=text(value.detail),
+        run_s=value.run_s,
+    )
+
+
+def exec_info(value: node.ExecInfo, generation: int) -> public.ExecInfo:
+    return public.ExecInfo(
+        exec_id=value.exec_id,
+        pid=value.pid,
+        command=text(value.command),
+        started_at=value.started_at,
+        outcome=outcome(value.exited) if value.exited else None,
+        stdout_bytes=value.stdout_bytes,
+        stderr_bytes=value.stderr_bytes,
+        generation=generation,
+    )
+
+
+def exec_event(value: node.ExecEvent) -> public.ExecEvent:
+    if isinstance(value, node.ExecStarted):
+        return public.ExecEvent(type="started", exec_id=value.exec_id, pid=value.pid)
+    if isinstance(value, node.ExecOutput):
+        data = base64.b64encode(value.data).decode()
+        return public.ExecEvent(type="output", stream=value.stream, offset=value.offset, data=data, gap=value.gap)
+    return public.ExecEvent(type="exited", exec_id=value.exec_id, outcome=outcome(value))
+
+
+def file_info(value: node.FileInfo) -> public.FileInfo:
+    raw = value.path.encode("utf-8", "surrogateescape")
+    path = text(value.path)
+    return public.FileInfo(
+        path=path,
+        name=text(value.name),
+        kind=value.kind,
+        size=value.size,
+        mode=value.mode,
+        uid=value.uid,
+        gid=value.gid,
+        modified_at=value.modified_at,
+        target=None if value.target is None else text(value.target),
+        raw_path=None if path.encode() == raw else base64.b64encode(raw).decode(),
+    )

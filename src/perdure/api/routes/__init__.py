@@ -1,0 +1,1 @@
+"""One router per resource: parse, call the service, render."""

@@ -1,0 +1,216 @@
+"""Commands in a workspace: start, follow, feed, end.
+
+A stream is an attachment: a client that goes away detaches, and the command goes on. ``POST`` with an ``exec_id`` that exists
+already attaches to that command, so a client that never saw the answer may repeat the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from perdure.api import render
+from perdure.api.deps import Bundle, Call, awake_headers
+from perdure.api.services import Services
+from perdure.api.streams import EventSource, EventStream
+from perdure.core import ids
+from perdure.core.clock import epoch_ms
+from perdure.core.errors import AlreadyExists, NotFound, StaleGeneration
+from perdure.core.ids import ExecId
+from perdure.wire import node, public
+from perdure.workspaces.model import Awake, WorkspaceState
+
+router = APIRouter(prefix="/workspaces/{ref}/execs", tags=["execs"])
+_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}, "model": public.ExecEvent}}
+
+# Attachments that a stream of this server reads. Stdin goes through them, since an unread one would hold the command up.
+LiveHandles = dict[tuple[str, int, str], node.ExecHandle]
+
+
+class Follow(BaseModel):
+    """Where to go on."""
+
+    stdout_offset: int = Field(default=0, ge=0)
+    stderr_offset: int = Field(default=0, ge=0)
+    wait_s: float | None = Field(default=None, ge=0)
+    generation: int | None = Field(default=None, description="Refuse, and do not wake, if it is not running at this one.")
+
+
+@router.post("", response_class=EventStream, responses=_STREAM)
+async def start_exec(ref: str, body: public.StartExec, call: Call) -> Response:
+    """Run a command; answers an NDJSON stream of its events, or with ``background`` one ExecInfo as soon as it runs."""
+    async with AsyncExitStack() as stack:
+        awake = await stack.enter_async_context(call.awake(ref))
+        handle = await _start_or_attach(awake.guest, _spec(body, call.services))
+        stack.push_async_callback(handle.close)
+        if body.background:
+            info = await _background(awake, handle)
+            return JSONResponse(info.model_dump(mode="json"), status_code=201, headers=awake_headers(awake))
+        _register(stack, call.exec_handles, awake, handle)
+        return EventStream(_source(handle, body.wait_s), stack.pop_all(), call.closing, awake_headers(awake))
+
+
+@router.get("")
+async def list_execs(ref: str, call: Call) -> public.ExecList:
+    """Running commands and the recent finished ones whose output is still kept."""
+    async with call.awake(ref) as awake:
+        execs = await awake.guest.list_execs()
+        return public.ExecList(execs=[render.exec_info(one, awake.workspace.generation) for one in execs])
+
+
+@router.get("/{exec_id}")
+async def get_exec(ref: str, exec_id: str, call: Call) -> public.ExecInfo:
+    async with call.awake(ref) as awake:
+        return render.exec_info(await _find(awake.guest, exec_id), awake.workspace.generation)
+
+
+@router.get("/{exec_id}/output", response_class=EventStream, responses=_STREAM)
+async def follow_exec(
+    ref: str,
+    exec_id: str,
+    query: Annotated[Follow, Query()],
+    call: Call,
+) -> EventStream:
+    """Attach to a command: its events from these byte offsets on, then live."""
+    if query.generation is not None:
+        await _same_generation(call, ref, query.generation)
+    async with AsyncExitStack() as stack:
+        awake = await stack.enter_async_context(call.awake(ref))
+        handle = await awake.guest.attach_exec(ExecId(exec_id), query.stdout_offset, query.stderr_offset)
+        stack.push_async_callback(handle.close)
+        _register(stack, call.exec_handles, awake, handle)
+        return EventStream(_source(handle, query.wait_s), stack.pop_all(), call.closing, awake_headers(awake))
+
+
+@router.post("/{exec_id}/stdin", openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}}})
+async def write_stdin(
+    ref: str, exec_id: str, request: Request, call: Call, eof: Annotated[bool, Query()] = False
+) -> public.StdinWritten:
+    """Append the body to the command's stdin; with ``eof`` close it afterwards."""
+    written = 0
+    async with call.awake(ref) as awake, _writer(call.exec_handles, awake, exec_id) as handle:
+        async for chunk in request.stream():
+            if chunk:
+                await handle.write_stdin(chunk)
+                written += len(chunk)
+        if eof:
+            await handle.close_stdin()
+    return public.StdinWritten(bytes=written, eof=eof)
+
+
+@router.post("/{exec_id}/signal")
+async def signal_exec(ref: str, exec_id: str, body: public.SignalExec, call: Call) -> public.Done:
+    async with call.awake(ref) as awake:
+        await awake.guest.signal_exec(ExecId(exec_id), body.signal)
+    return public.Done()
+
+
+@router.post("/{exec_id}/kill")
+async def kill_exec(ref: str, exec_id: str, call: Call) -> public.Done:
+    """End everything the command started: SIGTERM, then SIGKILL after its grace."""
+    async with call.awake(ref) as awake:
+        await awake.guest.kill_exec(ExecId(exec_id))
+    return public.Done()
+
+
+def _spec(body: public.StartExec, services: Services) -> node.ExecSpec:
+    exec_id = body.exec_id or ids.mint("exe", now_ms=epoch_ms(services.clock))
+    return node.ExecSpec(
+        exec_id=ExecId(exec_id),
+        argv=None if body.argv is None else tuple(body.argv),
+        shell=body.shell,
+        env=body.env,
+        cwd=body.cwd,
+        user=body.user,
+        stdin=body.stdin,
+        run_limit_s=body.run_limit_s,
+        idle_limit_s=body.idle_limit_s,
+        kill_grace_s=body.kill_grace_s,
+    )
+
+
+async def _start_or_attach(guest: node.Guest, spec: node.ExecSpec) -> node.ExecHandle:
+    try:
+        return await guest.start_exec(spec)
+    except AlreadyExists:
+        return await guest.attach_exec(spec.exec_id)
+
+
+async def _background(awake: Awake, handle: node.ExecHandle) -> public.ExecInfo:
+    async for _ in handle.events():  # started, or ended before it began
+        break
+    return render.exec_info(await _find(awake.guest, handle.exec_id), awake.workspace.generation)
+
+
+async def _find(guest: node.Guest, exec_id: str) -> node.ExecInfo:
+    for info in await guest.list_execs():
+        if info.exec_id == exec_id:
+            return info
+    raise NotFound(
+        f"There is no command {exec_id!r} in this workspace.",
+        hint="List them with GET …/execs; old finished ones are forgotten.",
+    )
+
+
+async def _same_generation(call: Bundle, ref: str, generation: int) -> None:
+    now = await call.workspaces.get(call.ctx, ref)
+    if now.generation != generation or now.state is not WorkspaceState.RUNNING:
+        raise StaleGeneration(
+            f"The command ran at generation {generation} of {now.name!r}, now {now.state.value} at {now.generation}.",
+            hint="Attach to it without a generation: that wakes the workspace and goes on if its memory was kept.",
+        )
+
+
+def _register(stack: AsyncExitStack, live: LiveHandles, awake: Awake, handle: node.ExecHandle) -> None:
+    key = (awake.workspace.id, awake.workspace.generation, handle.exec_id)
+    live[key] = handle
+
+    def forget() -> None:
+        if live.get(key) is handle:
+            del live[key]
+
+    stack.callback(forget)
+
+
+def _source(handle: node.ExecHandle, wait_s: float | None) -> EventSource:
+    async def events() -> AsyncIterator[public.Answer]:
+        async for event in handle.events():
+            yield render.exec_event(event)
+
+    return EventSource(
+        events=events(),
+        heartbeat=public.ExecEvent(type="heartbeat"),
+        failed=lambda error: public.ExecEvent(type="error", exec_id=handle.exec_id, error=error),
+        wait_s=wait_s,
+        waited=public.ExecEvent(type="detached", exec_id=handle.exec_id),
+    )
+
+
+@asynccontextmanager
+async def _writer(live: LiveHandles, awake: Awake, exec_id: str) -> AsyncIterator[node.ExecHandle]:
+    """An attachment to write stdin with: a stream's, or a new one whose output is read and dropped meanwhile."""
+    key = (awake.workspace.id, awake.workspace.generation, exec_id)
+    if key in live:
+        yield live[key]
+        return
+    info = await _find(awake.guest, exec_id)
+    handle = await awake.guest.attach_exec(ExecId(exec_id), info.stdout_bytes, info.stderr_bytes)
+    drain = asyncio.create_task(_drain(handle))
+    try:
+        yield handle
+    finally:
+        drain.cancel()
+        await asyncio.gather(drain, return_exceptions=True)
+        await handle.close()
+
+
+async def _drain(handle: node.ExecHandle) -> None:
+    async for _ in handle.events():
+        pass

@@ -1,0 +1,136 @@
+"""Workspaces and their lifecycle."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from perdure.api import render
+from perdure.api.deps import Call
+from perdure.core.errors import InvalidRequest
+from perdure.wire import public
+from perdure.workspaces import model
+
+router = APIRouter(prefix="/workspaces", tags=["workspaces"])
+
+
+@router.post("", status_code=201)
+async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.AwakeAnswer:
+    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing."""
+    spec = model.CreateWorkspace(
+        name=body.name,
+        image=body.image,
+        memory_mib=body.memory_mib,
+        vcpus=body.vcpus,
+        disk_gib=body.disk_gib,
+        idle_timeout_s=body.idle_timeout_s,
+        checkpoint_interval_s=body.checkpoint_interval_s,
+        egress_allow=tuple(body.egress_allow),
+        environment=body.environment,
+        metadata=body.metadata,
+    )
+    workspace, report = await call.workspaces.create(call.ctx, spec)
+    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+
+
+@router.get("")
+async def list_workspaces(
+    call: Call,
+    state: Annotated[list[public.WorkspaceState] | None, Query(description="Any of these states.")] = None,
+    metadata: Annotated[list[str] | None, Query(description="KEY=VALUE, all of them.")] = None,
+) -> public.WorkspaceList:
+    """All that are not deleted, newest last."""
+    wanted: dict[str, str] = {}
+    for pair in metadata or []:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidRequest(f"The metadata filter {pair!r} has no '='.", hint="Write it as KEY=VALUE.")
+        wanted[key] = value
+    states = tuple(model.WorkspaceState(one.value) for one in state or [])
+    found = await call.workspaces.find(call.ctx, states=states, metadata=wanted or None)
+    return public.WorkspaceList(workspaces=[render.workspace(one) for one in found])
+
+
+@router.get("/{ref}")
+async def get_workspace(ref: str, call: Call) -> public.WorkspaceInfo:
+    """By id or name. Never wakes it."""
+    return render.workspace(await call.workspaces.get(call.ctx, ref))
+
+
+@router.delete("/{ref}")
+async def delete_workspace(ref: str, call: Call) -> public.Done:
+    """Free everything it holds, its snapshots included. Deleting a deleted one succeeds."""
+    await call.workspaces.delete(call.ctx, ref)
+    return public.Done()
+
+
+@router.post("/{ref}/wake")
+async def wake_workspace(ref: str, call: Call, body: public.WakeWorkspace | None = None) -> public.AwakeAnswer:
+    """Many callers cause one wake; each gets its report."""
+    deadline_s = body.deadline_s if body else None
+    workspace, report = await call.workspaces.wake(call.ctx, ref, deadline_s=deadline_s)
+    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+
+
+@router.post("/{ref}/sleep")
+async def sleep_workspace(ref: str, call: Call) -> public.AsleepAnswer:
+    """Hibernate now; answers when nothing of it runs and its snapshot is durable."""
+    workspace, snapshot = await call.workspaces.sleep(call.ctx, ref)
+    return public.AsleepAnswer(workspace=render.workspace(workspace), snapshot=render.snapshot(snapshot))
+
+
+@router.post("/{ref}/checkpoint")
+async def checkpoint_workspace(ref: str, call: Call, body: public.CheckpointWorkspace | None = None) -> public.SnapshotInfo:
+    """Record a running workspace; it pauses for some milliseconds and goes on."""
+    return render.snapshot(await call.workspaces.checkpoint(call.ctx, ref, name=body.name if body else None))
+
+
+@router.post("/{ref}/fork", status_code=201)
+async def fork_workspace(ref: str, body: public.ForkWorkspace, call: Call) -> public.ForkAnswer:
+    """New workspaces from one snapshot, each awake with its own identity. One that fails does not fail the others."""
+    made = await call.workspaces.fork(call.ctx, ref, body.count, snapshot=body.snapshot, names=tuple(body.names))
+    return public.ForkAnswer(results=[render.fork_result(one) for one in made])
+
+
+@router.post("/{ref}/resize")
+async def resize_workspace(ref: str, body: public.ResizeWorkspace, call: Call) -> public.WorkspaceInfo:
+    """Grow the disk; takes effect at its next disk boot."""
+    return render.workspace(await call.workspaces.resize(call.ctx, ref, body.disk_gib))
+
+
+@router.post("/{ref}/recover")
+async def recover_workspace(ref: str, body: public.RecoverWorkspace, call: Call) -> public.AwakeAnswer:
+    """The exits from ``failed``."""
+    workspace, report = await call.workspaces.recover(call.ctx, ref, model.Recovery(body.how))
+    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+
+
+@router.post("/{ref}/keep-awake")
+async def keep_awake(ref: str, body: public.KeepAwake, call: Call) -> public.WorkspaceInfo:
+    """Do not hibernate it for idleness for so many seconds; 0 ends an earlier wish."""
+    return render.workspace(await call.workspaces.keep_awake(call.ctx, ref, body.seconds))
+
+
+@router.get("/{ref}/snapshots")
+async def list_snapshots(ref: str, call: Call) -> public.SnapshotList:
+    return public.SnapshotList(snapshots=[render.snapshot(one) for one in await call.workspaces.snapshots(call.ctx, ref)])
+
+
+@router.get("/{ref}/report")
+async def resume_report(ref: str, call: Call) -> public.ReportAnswer:
+    """What the last wake kept."""
+    report = await call.workspaces.report(call.ctx, ref)
+    return public.ReportAnswer(report=render.resume_report(report) if report else None)
+
+
+@router.get("/{ref}/log")
+async def workspace_log(
+    ref: str,
+    call: Call,
+    after_seq: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10000)] = 1000,
+) -> public.Log:
+    """The thread: what happened to this workspace, in order, hash-chained."""
+    entries = await call.workspaces.log(call.ctx, ref, after_seq=after_seq, limit=limit)
+    return public.Log(entries=[render.log_entry(one) for one in entries])

@@ -1,0 +1,42 @@
+"""What the API needs of the rest: built by ``wiring`` (or by a test out of fakes) and passed to ``create_app``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from perdure.core.clock import Clock
+from perdure.core.config import Settings
+from perdure.wire import public
+from perdure.workspaces.model import Context, Workspaces
+
+
+class Images(Protocol):
+    """The image commands. ``ref`` is a name or a digest (or an unambiguous beginning of one)."""
+
+    async def find(self, ctx: Context) -> list[public.ImageInfo]: ...
+
+    async def get(self, ctx: Context, ref: str) -> public.ImageInfo:
+        """Raises NotFound with the names that exist."""
+        ...
+
+    async def remove(self, ctx: Context, ref: str) -> None:
+        """Raises Conflict naming the workspaces that still use it."""
+        ...
+
+    def build(self, ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        """Progress, then one ``done`` event with the image. Closing the iterator cancels the build and leaves nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time."""
+
+    workspaces: Workspaces
+    images: Images
+    doctor: Callable[[], Awaitable[public.DoctorReport]]
+    authenticate: Callable[[str], str | None]
+    settings: Settings
+    clock: Clock
