@@ -58,6 +58,7 @@ class HttpLimits:
     idle_deadline_s: float = 75.0  # between requests of one connection
     request_deadline_s: float = 30.0  # from a request's first byte to its last
     answer_deadline_s: float = 120.0  # from the whole request to the whole answer
+    linger_s: float = 2.0  # how long a refused client may go on sending
 
 
 Report = Callable[[str, BaseException], None]
@@ -240,8 +241,19 @@ class _Connection:
             await self._write(h11.Data(data=b"" if self._request and self._request.method == b"HEAD" else body))
             await self._write(h11.EndOfMessage())
             await self._stream.close_write()
+            await self._linger()
         except MachineFailed:
             return  # the program is gone
+
+    async def _linger(self) -> None:
+        """Discard what still comes: closing with unread bytes is a reset, which can take the answer with it (RFC 9112 §9.6)."""
+        left = self._limits.body_bytes
+        try:
+            async with asyncio.timeout(self._limits.linger_s):
+                while left > 0 and (data := await self._stream.read(65536)):
+                    left -= len(data)
+        except TimeoutError:
+            return
 
 
 def _too_large(limits: HttpLimits) -> BodyTooLarge:

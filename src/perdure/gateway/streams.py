@@ -40,9 +40,8 @@ class SocketStream:
                 self._writer.write_eof()
 
     async def close(self) -> None:
+        # What was written still leaves, but nobody waits for it: a peer that stopped reading would never let go.
         self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
 
     def abort(self) -> None:
         """Reset the connection now, unsent bytes included."""
