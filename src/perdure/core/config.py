@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     egress_private_allow: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="HOST:PORT on private or node addresses that workspaces may be allowed to reach."
     )
-    log_level: str = "info"
-    log_format: Literal["console", "json"] = "console"
+    log_level: str = Field(default="info", description="Least severe messages that are logged: debug, info, warning or error.")
+    log_format: Literal["console", "json"] = Field(default="console", description="Log lines for people or for machines.")
 
     @field_validator("allowed_hosts", "egress_private_allow", mode="before")
     @classmethod
