@@ -1,0 +1,254 @@
+"""Segments: append-only files of page content, made of checksummed frames.
+
+A frame holds up to 64 pages. Frames are immutable once a manifest refers to them, so forks share segments and a segment may grow
+while older snapshots use it. A torn tail after a crash belongs to no manifest: nobody reads it.
+
+Layout (little endian, everything aligned to 8 bytes)::
+
+    segment   magic "PDRSEG01" | segment id, 56 bytes, zero padded | frame ...
+    frame     magic "FRM1" | pages u16 | codec u8 | 0 u8 | payload bytes u32 | 0 u32 | check u64
+              xxh3_64 of each page's content, u64 each | page numbers, u32 each, padded
+              payload, padded
+
+``check`` covers the header before it and both tables; the page hashes cover the payload after decoding. A page is believed only
+when both hold and the frame says that the page is the one the index meant.
+
+Codecs: ``RAW`` is the pages; ``WORDS`` is, against the base's pages, a bitmap of the 64-bit words that differ and those words
+(many pages that a guest touches differ from the base in a few places); ``ZSTD`` and ``WORDS_ZSTD`` are the same, compressed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from perdure.core.errors import CorruptSnapshot
+from perdure.core.files import DISK, Disk, Handle, no_space_named
+from perdure.core.ids import SegmentId
+from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+
+FRAME_PAGES = 64
+WORDS_PER_PAGE = PAGE_SIZE // 8
+
+_MAGIC = b"PDRSEG01"
+_SEGMENT_HEADER = 64
+_FRAME_MAGIC = b"FRM1"
+_FRAME = struct.Struct("<4sHBBII")
+_FRAME_HEADER = _FRAME.size + 8
+_ZSTD_LEVEL = 1
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class Codec(IntEnum):
+    RAW = 0
+    ZSTD = 1
+    WORDS = 2
+    WORDS_ZSTD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame's head and its payload as stored."""
+
+    codec: Codec
+    pages: PageNumbers
+    hashes: Hashes
+    payload: memoryview
+
+
+def page_hashes(content: Pages) -> Hashes:
+    """xxh3_64 of every page."""
+    digest = xxhash.xxh3_64_intdigest
+    view = np.ascontiguousarray(content).data.cast("B")
+    ends = range(0, len(content) * PAGE_SIZE, PAGE_SIZE)
+    return np.fromiter((digest(view[at : at + PAGE_SIZE]) for at in ends), np.uint64, len(content))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFrame:
+    """A frame ready to be written: its parts in order, ``size`` bytes together."""
+
+    parts: tuple[bytes | memoryview, ...]
+    size: int
+    count: int
+
+
+def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) -> EncodedFrame:
+    """One frame of at most 64 pages, padded. ``base`` is the base's content of the same pages. ``content`` is not copied."""
+    if not 0 < len(pages) <= FRAME_PAGES:
+        raise ValueError(f"a frame holds 1 to {FRAME_PAGES} pages, not {len(pages)}")
+    payload = _pack(content, base, codec)
+    head = _FRAME.pack(_FRAME_MAGIC, len(pages), codec, 0, len(payload), 0)
+    tables = _padded(page_hashes(content).astype("<u8").tobytes() + pages.astype("<u4").tobytes())
+    check = struct.pack("<Q", xxhash.xxh3_64_intdigest(head + tables))
+    parts = (head + check + tables, payload, bytes(-len(payload) % 8))
+    return EncodedFrame(parts, sum(map(len, parts)), len(pages))
+
+
+def decode_head(data: memoryview, where: str) -> Frame:
+    """Check a frame's head; raises CorruptSnapshot naming ``where``."""
+    if len(data) < _FRAME_HEADER:
+        raise _corrupt(where, "it ends too early")
+    magic, count, codec, _, payload_bytes, _ = _FRAME.unpack_from(data)
+    tables_end = _FRAME_HEADER + _aligned(12 * count)
+    if magic != _FRAME_MAGIC or not 0 < count <= FRAME_PAGES or len(data) < tables_end + payload_bytes:
+        raise _corrupt(where, "a frame has no valid head")
+    (check,) = struct.unpack_from("<Q", data, _FRAME.size)
+    digest = xxhash.xxh3_64(data[: _FRAME.size])
+    digest.update(data[_FRAME_HEADER:tables_end])
+    if digest.intdigest() != check or codec not in list(Codec):
+        raise _corrupt(where, "a frame's checksum does not hold")
+    hashes = np.frombuffer(data, "<u8", count, _FRAME_HEADER)
+    pages = np.frombuffer(data, "<u4", count, _FRAME_HEADER + 8 * count)
+    return Frame(Codec(codec), pages, hashes, data[tables_end : tables_end + payload_bytes])
+
+
+def decode_pages(frame: Frame, base: Pages, where: str) -> Pages:
+    """The content of all pages of a frame; ``base`` is the base's content of ``frame.pages``. Hashes are not checked here."""
+    count = len(frame.pages)
+    try:
+        return _unpack(frame, base, count)
+    except (ValueError, zstandard.ZstdError) as error:
+        raise _corrupt(where, "a frame cannot be decoded") from error
+
+
+def needs_base(codec: Codec) -> bool:
+    return codec in (Codec.WORDS, Codec.WORDS_ZSTD)
+
+
+class SegmentWriter:
+    """Appends frames to one segment. One writer at a time; made durable by ``sync``."""
+
+    def __init__(self, directory: Path, segment_id: SegmentId, disk: Disk = DISK) -> None:
+        self.segment_id = segment_id
+        self.path = directory / segment_file(segment_id)
+        self._directory = directory
+        self._disk = disk
+        self._handle: Handle | None = None
+        self.size = 0  # bytes of complete frames, header included; 0 while there is no file
+
+    def append(self, frames: Sequence[EncodedFrame]) -> list[int]:
+        """Write frames; returns their offsets. On a full disk raises NoSpace, and the file ends where it ended before."""
+        with no_space_named(self.path):
+            handle = self._handle or self._create()
+            offsets, at = [], self.size
+            for frame in frames:
+                offsets.append(at)
+                at += frame.size
+            try:
+                handle.write(*(part for frame in frames for part in frame.parts))
+            except OSError:
+                handle.cut(self.size)
+                raise
+        self.size = at
+        return offsets
+
+    def cut(self, size: int) -> None:
+        """Take back what was appended after ``size`` and is referred to by nobody."""
+        if self._handle is not None and self.size > size:
+            self._handle.cut(max(size, _SEGMENT_HEADER))
+            self.size = self._handle.size
+
+    def sync(self) -> None:
+        if self._handle is not None:
+            with no_space_named(self.path):
+                self._handle.sync()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    def _create(self) -> Handle:
+        """The file, with its header; its name is durable when this returns, so that ``sync`` need not touch the directory."""
+        handle = self._disk.create(self.path, 0o644)
+        try:
+            handle.write(_MAGIC + self.segment_id.encode().ljust(_SEGMENT_HEADER - len(_MAGIC), b"\0"))
+            self._disk.sync_dir(self._directory)
+        except OSError:
+            handle.close()
+            self._disk.unlink(self.path)
+            raise
+        self._handle, self.size = handle, handle.size
+        return handle
+
+
+class SegmentReader:
+    """Reads frames of one segment. Raises CorruptSnapshot when the file is missing or is not that segment."""
+
+    def __init__(self, directory: Path, segment_id: SegmentId) -> None:
+        self.name = segment_file(segment_id)
+        try:
+            self._fd = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise _corrupt(self.name, "the file is missing") from error
+        header = os.pread(self._fd, _SEGMENT_HEADER, 0)
+        if header[: len(_MAGIC)] != _MAGIC or header[len(_MAGIC) :].rstrip(b"\0") != segment_id.encode():
+            self.close()
+            raise _corrupt(self.name, "its header is not that of this segment")
+
+    def frame(self, offset: int, length: int) -> Frame:
+        data = os.pread(self._fd, length, offset)
+        if len(data) != length:
+            raise _corrupt(self.name, "it ends too early")
+        return decode_head(memoryview(data), self.name)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def segment_file(segment_id: SegmentId) -> str:
+    return f"{segment_id}.pages"
+
+
+def _pack(content: Pages, base: Pages, codec: Codec) -> bytes | memoryview:
+    if codec is Codec.RAW:
+        return np.ascontiguousarray(content).data.cast("B")
+    if codec is Codec.ZSTD:
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(np.ascontiguousarray(content).data)
+    words = np.ascontiguousarray(content).view(np.uint64)
+    mask = words != np.ascontiguousarray(base).view(np.uint64)
+    packed = np.packbits(mask).tobytes() + words[mask].tobytes()
+    return packed if codec is Codec.WORDS else zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(packed)
+
+
+def _unpack(frame: Frame, base: Pages, count: int) -> Pages:
+    payload: bytes | memoryview = frame.payload
+    if frame.codec in (Codec.ZSTD, Codec.WORDS_ZSTD):
+        bitmap = count * WORDS_PER_PAGE // 8
+        payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=bitmap + count * PAGE_SIZE)
+    if not needs_base(frame.codec):
+        return np.frombuffer(payload, np.uint8).reshape(count, PAGE_SIZE)
+    bits = np.frombuffer(payload, np.uint8, count * WORDS_PER_PAGE // 8)
+    mask = np.unpackbits(bits).view(bool).reshape(count, WORDS_PER_PAGE)
+    words = np.frombuffer(payload, np.uint64, -1, len(bits))
+    out = np.array(base, dtype=np.uint8, order="C").reshape(count, PAGE_SIZE)
+    out.view(np.uint64)[mask] = words
+    return out
+
+
+def _aligned(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def _padded(data: bytes) -> bytes:
+    return data if len(data) % 8 == 0 else data + bytes(-len(data) % 8)
+
+
+def _corrupt(name: str, why: str) -> CorruptSnapshot:
+    return CorruptSnapshot(
+        f"The stored pages in {name} are damaged: {why}.",
+        hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
+    )

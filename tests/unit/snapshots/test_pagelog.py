@@ -1,0 +1,292 @@
+"""The page log: every history of writes, wakes and forks comes back byte for byte; damage is named."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.disk import RecordingDisk
+
+from perdure.core.errors import CorruptSnapshot, InvalidRequest, NoSpace
+from perdure.core.ids import SegmentId
+from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+from perdure.snapshots import pagelog
+from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pagelog import BaseRam, load, record
+from perdure.snapshots.segments import Codec, SegmentReader, SegmentWriter, decode_head, encode_frame
+
+RAM_PAGES = 200
+_count = itertools.count()
+
+
+def make_base(directory: Path, pages: int = RAM_PAGES) -> BaseRam:
+    """Even pages hold noise, odd ones are zero."""
+    content = np.random.default_rng(7).integers(0, 255, (pages, PAGE_SIZE), np.uint8)
+    content[1::2] = 0
+    path = directory / "ram.base"
+    path.write_bytes(content.tobytes())
+    return BaseRam(path)
+
+
+@dataclass(eq=False)
+class Model:
+    """A machine's memory, kept in full: what the log must give back."""
+
+    base: BaseRam
+    ram: Pages
+    index: PageIndex
+    private: set[int] = field(default_factory=set)
+
+    def write(self, page: int, kind: str, seed: int) -> None:
+        self.private.add(page)
+        if kind == "zero":
+            self.ram[page] = 0
+        elif kind == "base":
+            self.ram[page] = self.base.pages[page]
+        elif kind == "word":
+            self.ram[page, seed % PAGE_SIZE] ^= 1 + seed % 255
+        else:
+            self.ram[page] = np.random.default_rng(seed).integers(0, 255, PAGE_SIZE, np.uint8)
+
+    def written(self) -> PageNumbers:
+        return np.array(sorted(self.private), np.uint32)
+
+
+def writer(directory: Path) -> SegmentWriter:
+    return SegmentWriter(directory, SegmentId(f"seg_{next(_count):026d}"))
+
+
+def restored(directory: Path, index: PageIndex, base: BaseRam) -> Pages:
+    index = PageIndex.from_bytes(index.to_bytes(), "ram.index")
+    ram = base.pages.copy()
+    ram[index.zeros] = 0
+    for pages, content in load(directory, index, base):
+        ram[pages] = content
+    return ram
+
+
+STEP = st.one_of(
+    st.tuples(
+        st.just("write"),
+        st.lists(
+            st.tuples(
+                st.integers(0, RAM_PAGES - 1),
+                st.sampled_from(["zero", "base", "word", "random"]),
+                st.integers(0, 2**32 - 1),
+            ),
+            max_size=90,
+        ),
+    ),
+    st.tuples(st.sampled_from(["capture", "wake", "fork"]), st.just([])),
+)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@settings(max_examples=40, deadline=None)
+@given(history=st.lists(STEP, min_size=1, max_size=12), choice=st.randoms(use_true_random=False))
+def test_any_history_comes_back_exactly(codec: Codec, history: list, choice) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pagelog, "CODEC", codec)
+        directory = Path(name)
+        base = make_base(directory)
+        machines = [Model(base, base.pages.copy(), PageIndex(RAM_PAGES))]
+        segments = {id(machines[0]): writer(directory)}
+        for kind, writes in [*history, ("capture", [])]:
+            machine = choice.choice(machines)
+            if kind == "write":
+                for page, how, seed in writes:
+                    machine.write(page, how, seed)
+                continue
+            machine.index = record(
+                directory, machine.index, base, machine.written(), machine.ram[machine.written()], segments[id(machine)]
+            ).index
+            check_index(machine)
+            if kind in ("wake", "fork"):
+                again = Model(base, restored(directory, machine.index, base), machine.index)
+                again.private = set(machine.index.pages.tolist()) | set(machine.index.zeros.tolist())
+                segments[id(again)] = writer(directory)
+                if kind == "wake":
+                    machines.remove(machine)
+                machines.append(again)
+            assert np.array_equal(restored(directory, machine.index, base), machine.ram)
+        for segment in segments.values():
+            segment.close()
+
+
+def check_index(machine: Model) -> None:
+    """A page is in the index if and only if it differs from the base; it is a zero page exactly when it is zero."""
+    differs = (machine.ram != machine.base.pages).any(axis=1)
+    zero = ~machine.ram.any(axis=1)
+    assert np.array_equal(machine.index.zeros, np.flatnonzero(differs & zero))
+    assert np.array_equal(machine.index.pages, np.flatnonzero(differs & ~zero))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseRam:
+    return make_base(tmp_path)
+
+
+def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, base: BaseRam) -> None:
+    machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
+    for page in range(150):
+        machine.write(page, "random", page)
+    log = writer(tmp_path)
+    first = record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+    assert first.pages_changed == 150
+    machine.write(3, "word", 1)
+    machine.write(4, "zero", 1)
+    machine.write(6, "base", 1)
+    second = record(tmp_path, first.index, base, machine.written(), machine.ram[:150], log)
+    assert second.pages_changed == 1
+    assert 4 in second.index.zeros
+    assert 6 not in second.index.pages
+    third = record(tmp_path, second.index, base, machine.written(), machine.ram[:150], log)
+    assert (third.pages_changed, third.appended_bytes) == (0, 0)
+    assert third.index.to_bytes() == second.index.to_bytes()
+    assert third.index.ends() == {log.segment_id: log.size}
+    log.close()
+
+
+def test_an_idle_machine_writes_no_segment(tmp_path: Path, base: BaseRam) -> None:
+    log = writer(tmp_path)
+    done = record(tmp_path, PageIndex(RAM_PAGES), base, np.arange(5, dtype=np.uint32), base.pages[:5], log)
+    assert (len(done.index.pages), len(done.index.zeros), done.index.segments()) == (0, 0, frozenset())
+    assert not log.path.exists()
+
+
+def captured(tmp_path: Path, base: BaseRam) -> tuple[Model, SegmentWriter]:
+    machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
+    for page in range(130):
+        machine.write(page, "random", page)
+    log = writer(tmp_path)
+    machine.index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], log).index
+    return machine, log
+
+
+def test_every_damaged_byte_of_a_segment_is_noticed(tmp_path: Path, base: BaseRam) -> None:
+    machine, log = captured(tmp_path, base)
+    log.close()
+    good = log.path.read_bytes()
+    for at in [*range(64), *range(64, len(good) - 8, 4099), len(good) // 2]:
+        bad = bytearray(good)
+        bad[at] ^= 0x40
+        log.path.write_bytes(bad)
+        with pytest.raises(CorruptSnapshot, match=log.path.name):
+            restored(tmp_path, machine.index, base)
+    log.path.write_bytes(good[:-9])
+    with pytest.raises(CorruptSnapshot, match=r"ends too early"):
+        restored(tmp_path, machine.index, base)
+    log.path.unlink()
+    with pytest.raises(CorruptSnapshot, match=r"missing"):
+        restored(tmp_path, machine.index, base)
+
+
+def test_every_damaged_byte_of_an_index_is_noticed(tmp_path: Path, base: BaseRam) -> None:
+    machine, log = captured(tmp_path, base)
+    log.close()
+    good = machine.index.to_bytes()
+    assert PageIndex.from_bytes(good, "ram.index").to_bytes() == good
+    for at in range(len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 1
+        with pytest.raises(CorruptSnapshot, match=r"ram\.index"):
+            PageIndex.from_bytes(bytes(bad), "ram.index")
+    for size in (0, 5, len(good) - 1):
+        with pytest.raises(CorruptSnapshot, match=r"ram\.index"):
+            PageIndex.from_bytes(good[:size], "ram.index")
+
+
+def test_a_frame_that_holds_other_pages_is_refused(tmp_path: Path, base: BaseRam) -> None:
+    """A misdirected write gives a valid frame at the wrong place."""
+    machine, log = captured(tmp_path, base)
+    log.close()
+    other = encode_frame(np.arange(1, 65, dtype=np.uint32), base.pages[:64], base.pages[:64], Codec.RAW)
+    frames = machine.index.frames
+    log.path.write_bytes(log.path.read_bytes()[: int(frames.offset[0])] + b"".join(other.parts))
+    frames.length.setflags(write=True)
+    frames.length[0] = other.size
+    with pytest.raises(CorruptSnapshot, match="other pages"):
+        list(load(tmp_path, machine.index, base))
+
+
+def test_a_damaged_log_mends_itself_at_the_next_capture(tmp_path: Path, base: BaseRam) -> None:
+    machine, log = captured(tmp_path, base)
+    damaged = bytearray(log.path.read_bytes())
+    damaged[70] ^= 1
+    log.path.write_bytes(damaged)
+    log.close()
+    again = writer(tmp_path)
+    done = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], again)
+    again.close()
+    assert done.pages_changed > 0
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+
+
+@pytest.mark.parametrize("room", [0, 100, 5000, 300_000])
+def test_a_full_disk_loses_nothing(tmp_path: Path, room: int) -> None:
+    disk = RecordingDisk(tmp_path)
+    base = make_base(tmp_path)
+    machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
+    log = SegmentWriter(tmp_path, SegmentId("seg_full"), disk)
+    machine.write(0, "random", 5)
+    machine.index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:1], log).index
+    before = log.size
+    for page in range(150):
+        machine.write(page, "random", page)
+    disk.room = room
+    with pytest.raises(NoSpace, match="no room left"):
+        record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+    assert log.size == before == log.path.stat().st_size
+    disk.room = None
+    done = record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+    log.close()
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+
+
+def test_a_segment_that_cannot_be_begun_leaves_no_file(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    disk.room = 10
+    base = make_base(tmp_path)
+    log = SegmentWriter(tmp_path, SegmentId("seg_none"), disk)
+    with pytest.raises(NoSpace):
+        record(tmp_path, PageIndex(RAM_PAGES), base, np.array([1], np.uint32), base.pages[:1] + np.uint8(1), log)
+    assert not log.path.exists()
+
+
+def test_live_bytes_tell_the_share_still_used(tmp_path: Path, base: BaseRam) -> None:
+    machine, log = captured(tmp_path, base)
+    whole = machine.index.live_bytes()[log.segment_id]
+    assert whole == machine.index.stored_bytes() == log.size - 64
+    for page in range(64):
+        machine.write(page, "base", 0)
+    again = writer(tmp_path)
+    index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], again).index
+    assert 0.4 * whole < index.live_bytes()[log.segment_id] < 0.6 * whole
+    again.close()
+    log.close()
+
+
+def test_a_file_that_is_not_a_memory_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd").write_bytes(b"x" * 5000)
+    with pytest.raises(InvalidRequest, match="odd is not a memory image"):
+        BaseRam(tmp_path / "odd")
+
+
+def test_a_frame_holds_one_to_64_pages(base: BaseRam) -> None:
+    for count in (0, 65):
+        with pytest.raises(ValueError, match="1 to 64 pages"):
+            encode_frame(np.arange(count, dtype=np.uint32), base.pages[:count], base.pages[:count], Codec.RAW)
+
+
+def test_a_reader_refuses_another_segment(tmp_path: Path) -> None:
+    (tmp_path / "seg_a.pages").write_bytes(b"PDRSEG01" + b"seg_b".ljust(56, b"\0"))
+    with pytest.raises(CorruptSnapshot, match="not that of this segment"):
+        SegmentReader(tmp_path, SegmentId("seg_a"))
+    with pytest.raises(CorruptSnapshot, match="too early"):
+        decode_head(memoryview(b"FRM1"), "seg_a.pages")
