@@ -14,7 +14,8 @@ from perdure.core.config import Settings
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 HEAD = """# Settings
 
-Read from the environment when a process starts; lists are comma-separated. Made by `make fix` from `perdure.core.config`, not edited by hand.
+Read from the environment when a process starts; lists are comma-separated.
+Made by `make fix` from `perdure.core.config`, not edited by hand.
 
 | variable | type | default | meaning |
 |---|---|---|---|

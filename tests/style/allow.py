@@ -1,7 +1,7 @@
 """The one place where a house rule is set aside: rule -> place -> reason.
 
-A place is a file below the repository's root, or ``file::function`` (the qualified name, ``Class.method``). Every entry must still
-be needed: ``test_rules.py`` fails on an entry that excuses nothing. Add one only with a reason that a reviewer would accept.
+A place is a file below the repository's root, or ``file::function`` (the qualified name, ``Class.method``). Every entry must
+still be needed: ``test_rules.py`` fails on one that excuses nothing. Add one only with a reason that a reviewer would accept.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
     },
     "broad-except": {
-        "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the stream's last line records the failure",
+        "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
     },
     "built-sql": {
-        "src/perdure/db/embedded.py::EmbeddedPostgres._ensure_database": "CREATE DATABASE takes no parameters; the name is a constant",
+        "src/perdure/db/embedded.py::EmbeddedPostgres._ensure_database": "takes no parameters; a constant name",
     },
     "sql-clock": {},
     "state-literal": {},

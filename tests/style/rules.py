@@ -26,25 +26,16 @@ SQL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 SQL_CLOCK = re.compile(
-    r"\bnow\s*\(\s*\)|\b(clock|statement|transaction)_timestamp\s*\(|\bcurrent_(timestamp|date|time)\b|\blocal(time|timestamp)\b",
+    r"\bnow\s*\(\s*\)|\b(clock|statement|transaction)_timestamp\s*\("
+    r"|\bcurrent_(timestamp|date|time)\b|\blocal(time|timestamp)\b",
     re.IGNORECASE,
 )
+SQL_WORD = re.compile(r"\b(select|insert|update|delete|create|alter|default|where)\b", re.IGNORECASE)
 NOW_DEFINITION = re.compile(
     r"create\s+(or\s+replace\s+)?function\s+(\w+\.)?perdure_now\b.*?\$(\w*)\$.*?\$\3\$", re.IGNORECASE | re.DOTALL
 )
-STATES = {
-    "creating",
-    "running",
-    "hibernating",
-    "hibernated",
-    "waking",
-    "failed",
-    "deleted",
-    "prepared",
-    "paused",
-    "paused_no_space",
-    "dead",
-}
+STATES = {"creating", "running", "hibernating", "hibernated", "waking", "failed", "deleted"}
+STATES |= {"prepared", "paused", "paused_no_space", "dead"}  # of machines
 
 
 def python(*, src_only: bool) -> Iterator[Path]:
@@ -173,7 +164,7 @@ def file_length() -> Iterator[Finding]:
 
 
 def parameters() -> Iterator[Finding]:
-    """Public functions; a handler whose signature a framework reads (decorated, in api/ or cli/) states one parameter per input."""
+    """Public functions; a handler whose signature a framework reads (decorated, in api/ or cli/) has one parameter per input."""
     for path in python(src_only=True):
         framework = relative(path).startswith(("src/perdure/api/", "src/perdure/cli/"))
         for place in places(path):

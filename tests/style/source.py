@@ -93,6 +93,5 @@ def excuse(rule: str, found: list[Finding]) -> tuple[list[Finding], list[str]]:
     allowed = ALLOW[rule]
     left = [finding for finding in found if not any(place in allowed for place in finding.places)]
     used = {place for finding in found for place in finding.places}
-    return left, [
-        f"tests/style/allow.py excuses {place!r} from {rule!r}, which needs no excuse" for place in allowed if place not in used
-    ]
+    stale = [place for place in allowed if place not in used]
+    return left, [f"tests/style/allow.py excuses {place!r} from {rule!r}, which needs no excuse" for place in stale]

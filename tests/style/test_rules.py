@@ -34,13 +34,14 @@ GUILTY = {
     "broad-except": (
         "try:\n    f()\nexcept Exception:\n    pass\n",
         "try:\n    f()\nexcept (ValueError, BaseException):\n    pass\n",
+        "try:\n    f()\nexcept:\n    pass\n",
     ),
     "built-sql": (
         "x = 1\nf'SELECT a FROM b WHERE c = {x}'\n",
         "'DELETE FROM b WHERE c = %s' % 1\n",
         "'insert into b values ({})'.format(1)\n",
     ),
-    "sql-clock": ("Q = 'UPDATE a SET b = now()'\n",),
+    "sql-clock": ("Q = 'UPDATE a SET b = now()'\n", "Q = 'ALTER TABLE a ALTER b SET DEFAULT current_timestamp'\n"),
     "state-literal": ("def f(ws):\n    return ws.state == 'running'\n",),
     "function-length": ("def f():\n" + "    x = 1\n" * 60,),
     "file-length": ("x = 1\n" * 501,),
