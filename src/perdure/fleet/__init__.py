@@ -1,1 +1,1 @@
-"""Nodes and their leases."""
+"""The fleet: which machines run workspaces, and whether they still may."""

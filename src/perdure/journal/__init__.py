@@ -1,1 +1,1 @@
-"""The append-only, hash-chained record of what happened."""
+"""The journal: the append-only, hash-chained record of what happened to each workspace."""

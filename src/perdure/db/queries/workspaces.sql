@@ -1,0 +1,106 @@
+-- name: insert
+-- A new workspace and the first entry of its thread.
+insert into workspaces (id, tenant_id, name, kind, state, generation, node_id, image, image_name, memory_mib, vcpus, disk_gib,
+                        head_snapshot_id, parent_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
+                        egress_allow, environment, metadata, expires_at, state_detail)
+values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(image)s, %(image_name)s, %(memory_mib)s,
+        %(vcpus)s, %(disk_gib)s, %(head_snapshot_id)s, %(parent_id)s, %(forked_from)s, %(hostname)s, %(machine_id)s,
+        %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(egress_allow)s, %(environment)s, %(metadata)s,
+        perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
+returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
+          journal_append(tenant_id, id, %(entry_kind)s, generation, %(body)s) as seq;
+
+-- name: by_id
+-- Deleted ones included: the caller looks at the state.
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+from workspaces w left join snapshots h on h.id = w.head_snapshot_id
+where w.id = %(id)s;
+
+-- name: by_ref
+-- By id or by the name of one that is not deleted, within a tenant.
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+from workspaces w left join snapshots h on h.id = w.head_snapshot_id
+where w.tenant_id = %(tenant_id)s and (w.id = %(ref)s or (w.name = %(ref)s and w.state <> 'deleted'));
+
+-- name: find
+-- A tenant's workspaces, newest last; an empty list of states means all but deleted.
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+from workspaces w left join snapshots h on h.id = w.head_snapshot_id
+where w.tenant_id = %(tenant_id)s
+  and w.state <> 'deleted'
+  and (cardinality(%(states)s::text[]) = 0 or w.state = any(%(states)s::text[]))
+  and w.metadata @> %(metadata)s
+order by w.created_at, w.id;
+
+-- name: names_like
+-- Names in use that begin with a prefix, to number new ones.
+select name from workspaces where tenant_id = %(tenant_id)s and state <> 'deleted' and starts_with(name, %(prefix)s);
+
+-- name: unsettled
+-- What a reconciler looks at: everything of a node that is not deleted.
+select id, state, generation, head_snapshot_id from workspaces
+where node_id = %(node_id)s and state <> 'deleted'
+order by id;
+
+-- name: expired
+-- Lost branches past their time that nobody is using.
+select id, tenant_id from workspaces
+where node_id = %(node_id)s and expires_at <= perdure_now() and state in ('hibernated', 'failed');
+
+-- name: move
+-- One transition: refused (no row) when state or generation is no longer what it was decided on. The journal entry is part of
+-- the statement. null keeps a column as it is.
+update workspaces
+set state = %(to)s,
+    state_detail = %(detail)s,
+    generation = generation + %(grow)s,
+    state_changed_at = case when state = %(to)s then state_changed_at else perdure_now() end,
+    head_snapshot_id = coalesce(%(head)s::text, head_snapshot_id),
+    lost_branch = coalesce(%(lost_branch)s::text, lost_branch),
+    rewound = coalesce(%(rewound)s::text, rewound)
+where id = %(id)s and generation = %(generation)s and state = %(from)s
+returning *, perdure_now() as now,
+          (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
+          (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          journal_append(tenant_id, id, %(kind)s, generation, %(body)s) as seq;
+
+-- name: started
+-- creating or waking -> running, with the wake's report. What the report told is not told again.
+update workspaces
+set state = 'running',
+    state_detail = '',
+    state_changed_at = perdure_now(),
+    last_active_at = perdure_now(),
+    confinement = %(confinement)s,
+    last_report = %(report)s,
+    lost_branch = null,
+    rewound = ''
+where id = %(id)s and generation = %(generation)s and state = %(from)s
+returning *, perdure_now() as now,
+          (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
+          (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          journal_append(tenant_id, id, 'running', generation, %(body)s) as seq;
+
+-- name: set_detail
+-- Say something about a state without changing it.
+update workspaces set state_detail = %(detail)s
+where id = %(id)s and generation = %(generation)s and state = %(state)s
+returning journal_append(tenant_id, id, 'detail', generation, %(body)s) as seq;
+
+-- name: resize
+-- The wanted size of the disk: grows only.
+update workspaces set disk_gib = %(disk_gib)s
+where id = %(id)s and state <> 'deleted' and disk_gib <= %(disk_gib)s
+returning *, perdure_now() as now,
+          (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
+          (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          journal_append(tenant_id, id, 'resized', generation, %(body)s) as seq;
+
+-- name: keep_awake
+-- Until when no idle timer may hibernate it; zero seconds ends an earlier one.
+update workspaces set keep_awake_until = perdure_now() + make_interval(secs => %(seconds)s), last_active_at = perdure_now()
+where id = %(id)s and state <> 'deleted'
+returning *, perdure_now() as now,
+          (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
+          (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          journal_append(tenant_id, id, 'keep-awake', generation, %(body)s) as seq;

@@ -1,0 +1,171 @@
+"""The lifecycle of a workspace as a table. Pure: decides, does nothing.
+
+                     ┌──────────── GUEST_REBOOTED ───────────┐
+                     ▼                                       │
+    (insert) CREATING ─STARTED─► RUNNING ─HIBERNATE─► HIBERNATING ─CAPTURED─► HIBERNATED
+                │                  ▲ │ ▲                  │                     │   ▲
+          START_FAILED     STARTED │ │ └─CAPTURE_FAILED───┘        WAKE, RECOVER│   │ MACHINE_LOST, POWERED_OFF,
+                ▼                  │ │                                          │   │ START_REFUSED
+             DELETED ◄──DELETE── WAKING ◄───────────────────────────────────────┘───┘
+                                     │
+                                     └─START_FAILED─► FAILED ─RECOVER─► WAKING
+
+``FAILED`` always has exits: retry, rewind, disk boot (``RECOVER``), delete. A create that does not end in ``RUNNING`` ends in
+``DELETED`` and its name is free again: nothing in it was anybody's yet. A machine that is lost takes its workspace back to the
+last snapshot; what its disk had since is salvaged first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perdure.workspaces.model import WorkspaceState as State
+
+
+class Event(StrEnum):
+    """What happened, or what was asked and may now begin."""
+
+    STARTED = "started"  # the agent answered this generation's handshake
+    START_REFUSED = "start-refused"  # nothing was tried (no space, host unfit): the same start may work later
+    START_FAILED = "start-failed"  # it was tried and did not come up
+    HIBERNATE = "hibernate"
+    CAPTURED = "captured"  # the hibernating capture is complete and durable
+    CAPTURE_FAILED = "capture-failed"  # and the machine goes on
+    CHECKPOINTED = "checkpointed"
+    WAKE = "wake"
+    RECOVER = "recover"
+    MACHINE_LOST = "machine-lost"  # the VMM or the guest's kernel is gone
+    GUEST_REBOOTED = "guest-rebooted"
+    POWERED_OFF = "powered-off"
+    UNRESPONSIVE = "unresponsive"
+    FILES_MISSING = "files-missing"  # the head snapshot is not on its node
+    DELETE = "delete"
+
+
+class Command(StrEnum):
+    """What the service must do for a transition: before it commits (SALVAGE), or once it has."""
+
+    START = "start"  # start a machine of the new generation
+    CAPTURE = "capture"
+    SALVAGE = "salvage"  # stop what is left of the machine and keep its newer disk
+    PRUNE = "prune"  # drop snapshots that are superseded now
+    FREE = "free"  # stop the machine, drop its overlay and every snapshot that nobody else needs
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    to: State
+    commands: tuple[Command, ...] = ()
+    new_generation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an event means nothing in a state."""
+
+    reason: str
+
+
+#: Named sets of states.
+AWAKE = frozenset({State.RUNNING})
+ASLEEP = frozenset({State.HIBERNATED})
+MOVING = frozenset({State.CREATING, State.WAKING, State.HIBERNATING})  # an operation is under way, or was when we crashed
+WITH_MACHINE = frozenset({State.CREATING, State.WAKING, State.RUNNING, State.HIBERNATING})  # the node may hold a machine
+WAKEABLE = frozenset({State.HIBERNATED})
+RECOVERABLE = frozenset({State.FAILED, State.HIBERNATED})
+FINAL = frozenset({State.DELETED})
+
+_GONE = Refusal("it is deleted")
+
+_TABLE: dict[State, dict[Event, Transition]] = {
+    State.CREATING: {
+        Event.STARTED: Transition(State.RUNNING),
+        Event.START_REFUSED: Transition(State.DELETED, (Command.FREE,)),
+        Event.START_FAILED: Transition(State.DELETED, (Command.FREE,)),
+        Event.MACHINE_LOST: Transition(State.DELETED, (Command.FREE,)),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.RUNNING: {
+        Event.HIBERNATE: Transition(State.HIBERNATING, (Command.CAPTURE,)),
+        Event.CHECKPOINTED: Transition(State.RUNNING, (Command.PRUNE,)),
+        Event.MACHINE_LOST: Transition(State.HIBERNATED, (Command.SALVAGE,)),
+        Event.GUEST_REBOOTED: Transition(State.WAKING, (Command.START,), new_generation=True),
+        Event.POWERED_OFF: Transition(State.HIBERNATED, (Command.SALVAGE, Command.PRUNE)),
+        Event.UNRESPONSIVE: Transition(State.FAILED, (Command.SALVAGE,)),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.HIBERNATING: {
+        Event.CAPTURED: Transition(State.HIBERNATED, (Command.PRUNE,)),
+        Event.CAPTURE_FAILED: Transition(State.RUNNING),
+        Event.MACHINE_LOST: Transition(State.HIBERNATED, (Command.SALVAGE,)),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.HIBERNATED: {
+        Event.WAKE: Transition(State.WAKING, (Command.START,), new_generation=True),
+        Event.RECOVER: Transition(State.WAKING, (Command.START,), new_generation=True),
+        Event.FILES_MISSING: Transition(State.FAILED),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.WAKING: {
+        Event.STARTED: Transition(State.RUNNING),
+        Event.START_REFUSED: Transition(State.HIBERNATED),
+        Event.START_FAILED: Transition(State.FAILED, (Command.SALVAGE,)),
+        Event.MACHINE_LOST: Transition(State.HIBERNATED, (Command.SALVAGE,)),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.FAILED: {
+        Event.RECOVER: Transition(State.WAKING, (Command.START,), new_generation=True),
+        Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
+    },
+    State.DELETED: {},
+}
+
+_REASONS: dict[State, dict[Event, str]] = {
+    State.CREATING: {Event.HIBERNATE: "it is being created", Event.WAKE: "it is being created"},
+    State.RUNNING: {Event.WAKE: "it is awake", Event.RECOVER: "it is awake", Event.STARTED: "it is awake"},
+    State.HIBERNATING: {Event.HIBERNATE: "it is going to sleep already", Event.WAKE: "it is still going to sleep"},
+    State.HIBERNATED: {Event.HIBERNATE: "it sleeps already", Event.CHECKPOINTED: "it sleeps"},
+    State.WAKING: {Event.WAKE: "it is waking already", Event.HIBERNATE: "it is still waking"},
+    State.FAILED: {Event.WAKE: "it has failed", Event.HIBERNATE: "it has failed"},
+}
+
+
+def _complete() -> dict[tuple[State, Event], Transition | Refusal]:
+    """Every (state, event) has an answer."""
+    table: dict[tuple[State, Event], Transition | Refusal] = {}
+    for state in State:
+        for event in Event:
+            reason = _REASONS.get(state, {}).get(event, f"it is {state.value}")
+            refusal = _GONE if state in FINAL else Refusal(reason)
+            table[state, event] = _TABLE[state].get(event, refusal)
+    return table
+
+
+TABLE = _complete()
+
+
+def decide(state: State, event: Event) -> Transition | Refusal:
+    """What the event does to a workspace in that state."""
+    return TABLE[state, event]
+
+
+def _check_table() -> None:
+    """Invariants of the table itself, checked at import."""
+    for state in State:
+        exits = {event for event in Event if isinstance(TABLE[state, event], Transition)}
+        if state not in FINAL:
+            assert Event.DELETE in exits, f"{state} cannot be deleted"
+        if state in MOVING:
+            assert Event.MACHINE_LOST in exits, f"{state} has no way out after a crash"
+    for (state, event), answer in TABLE.items():
+        if isinstance(answer, Transition):
+            starts = Command.START in answer.commands
+            assert starts == answer.new_generation == (answer.to is State.WAKING), f"{state} {event}: a start is a generation"
+            leaves_machine = state in WITH_MACHINE and answer.to not in WITH_MACHINE
+            cleaned = {Command.SALVAGE, Command.FREE} & set(answer.commands)
+            quiet = event in {Event.CAPTURED, Event.START_REFUSED}  # the node has nothing left
+            assert not leaves_machine or cleaned or quiet, f"{state} {event} would leak a machine"
+
+
+_check_table()

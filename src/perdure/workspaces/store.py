@@ -1,0 +1,262 @@
+"""Everything the workspace service reads and writes in the database.
+
+Every write names the generation and the state it was decided on; when either has changed no row does, and ``StaleGeneration`` is
+raised. A transition and its journal entry are one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from perdure.core.errors import AlreadyExists, Conflict, NotFound, StaleGeneration
+from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
+from perdure.db.database import Database, Transaction
+from perdure.journal.entries import canonical
+from perdure.wire.node import SnapshotFacts
+from perdure.workspaces import rows
+from perdure.workspaces.lifecycle import Event, Refusal, Transition, decide
+from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
+from perdure.workspaces.rows import Record
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorkspace:
+    """A row to insert, state ``creating`` unless it is a lost branch (``hibernated`` from the start)."""
+
+    id: WorkspaceId
+    tenant_id: TenantId
+    name: str
+    kind: WorkspaceKind
+    node_id: NodeId
+    image: str
+    image_name: str
+    memory_mib: int
+    vcpus: int
+    disk_gib: int
+    hostname: str
+    machine_id: str
+    idle_timeout_s: float
+    checkpoint_interval_s: float
+    egress_allow: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    head_snapshot_id: SnapshotId | None = None
+    parent_id: WorkspaceId | None = None
+    forked_from: SnapshotId | None = None
+    expires_s: float | None = None
+    detail: str = ""
+    state: WorkspaceState = WorkspaceState.CREATING
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a transition changes besides the state; None keeps a column."""
+
+    detail: str = ""
+    head: SnapshotId | None = None
+    lost_branch: str | None = None
+    rewound: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A row of ``snapshots`` as the reconciler sees it."""
+
+    id: SnapshotId
+    workspace_id: WorkspaceId
+    state: str
+    reason: SnapshotReason
+
+
+#: Journal kinds where the state's name does not say it.
+_KINDS = {Event.CHECKPOINTED: "checkpoint"}
+
+
+def transition_or_refuse(name: str, state: WorkspaceState, event: Event) -> Transition:
+    """The table's answer, or Conflict with its reason."""
+    answer = decide(state, event)
+    if isinstance(answer, Refusal):
+        raise Conflict(f"Workspace {name!r} cannot do that now: {answer.reason}.", internal=f"{state} {event}")
+    return answer
+
+
+class WorkspaceStore:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    # ------------------------------------------------------------------------------------------------------------ workspaces
+
+    async def insert(self, new: NewWorkspace, body: Mapping[str, Any], tx: Transaction | None = None) -> Record:
+        """Raises AlreadyExists when the name is in use."""
+        parameters = {name: getattr(new, name) for name in NewWorkspace.__slots__}
+        parameters |= {"environment": Jsonb(dict(new.environment)), "metadata": Jsonb(dict(new.metadata))}
+        parameters |= {"egress_allow": list(new.egress_allow), "entry_kind": new.state.value}
+        entry = {"from": None, "to": new.state.value, "name": new.name, "kind": new.kind.value, **body}
+        try:
+            row = await (tx or self.database).one("workspaces.insert", **parameters, body=canonical(entry))
+        except AlreadyExists as error:
+            raise AlreadyExists(
+                f"A workspace named {new.name!r} exists already.", hint="Choose another name, or delete that one first."
+            ) from error
+        assert row is not None, "an insert returns its row or raises"
+        return rows.record(row)
+
+    async def by_id(self, workspace_id: WorkspaceId) -> Record:
+        """Deleted ones included. Raises NotFound."""
+        row = await self.database.one("workspaces.by_id", id=workspace_id)
+        if row is None:
+            raise NotFound(f"There is no workspace {workspace_id!r}.")
+        return rows.record(row)
+
+    async def by_ref(self, tenant_id: TenantId, ref: str) -> Record:
+        """By id or name within a tenant; a deleted one is found by its id only. Raises NotFound."""
+        row = await self.database.one("workspaces.by_ref", tenant_id=tenant_id, ref=ref)
+        if row is None:
+            raise NotFound(f"There is no workspace {ref!r}.", hint="'perdure ls' shows those there are.")
+        return rows.record(row)
+
+    async def find(
+        self, tenant_id: TenantId, states: tuple[WorkspaceState, ...], metadata: Mapping[str, str] | None
+    ) -> list[Record]:
+        found = await self.database.all(
+            "workspaces.find", tenant_id=tenant_id, states=[state.value for state in states], metadata=Jsonb(dict(metadata or {}))
+        )
+        return [rows.record(row) for row in found]
+
+    async def names_like(self, tenant_id: TenantId, prefix: str) -> set[str]:
+        return {row["name"] for row in await self.database.all("workspaces.names_like", tenant_id=tenant_id, prefix=prefix)}
+
+    async def move(self, at: Record, event: Event, change: Change | None = None, tx: Transaction | None = None) -> Record:
+        """Make the transition that ``event`` means. Raises Conflict (the table refuses) or StaleGeneration (the row moved on)."""
+        change = change or Change()
+        answer = transition_or_refuse(at.workspace.name, at.state, event)
+        body = {"from": at.state.value, "to": answer.to.value, "event": event.value, **change.body}
+        if change.detail:
+            body["detail"] = change.detail
+        row = await (tx or self.database).one(
+            "workspaces.move",
+            **{"id": at.id, "generation": at.generation, "from": at.state.value, "to": answer.to.value},
+            **{"grow": int(answer.new_generation), "detail": change.detail, "head": change.head},
+            **{"lost_branch": change.lost_branch, "rewound": change.rewound},
+            **{"kind": _KINDS.get(event, answer.to.value), "body": canonical(body)},
+        )
+        return rows.record(self._unless_stale(at, row))
+
+    async def started(self, at: Record, report: ResumeReport) -> Record:
+        """creating or waking → running, with its report."""
+        transition_or_refuse(at.workspace.name, at.state, Event.STARTED)
+        body = {"from": at.state.value, "to": "running", "event": "started", "report": rows.report_body(report)}
+        row = await self.database.one(
+            "workspaces.started",
+            **{"id": at.id, "generation": at.generation, "from": at.state.value, "body": canonical(body)},
+            **{"confinement": rows.confinement_json(report.confinement), "report": rows.report_json(report)},
+        )
+        return rows.record(self._unless_stale(at, row))
+
+    async def set_detail(self, at: Record, detail: str) -> None:
+        """Say something about the state; silently nothing when the workspace has moved on."""
+        await self.database.one(
+            "workspaces.set_detail",
+            **{"id": at.id, "generation": at.generation, "state": at.state.value},
+            **{"detail": detail, "body": canonical({"state": at.state.value, "detail": detail})},
+        )
+
+    async def resize(self, at: Record, disk_gib: int) -> Record | None:
+        """None when that would shrink the disk."""
+        body = canonical({"disk_gib": disk_gib, "was": at.workspace.disk_gib})
+        row = await self.database.one("workspaces.resize", id=at.id, disk_gib=disk_gib, body=body)
+        return rows.record(row) if row else None
+
+    async def keep_awake(self, at: Record, seconds: float) -> Record:
+        body = canonical({"seconds": seconds})
+        row = await self.database.one("workspaces.keep_awake", id=at.id, seconds=seconds, body=body)
+        return rows.record(self._unless_stale(at, row))
+
+    async def unsettled(self, node_id: NodeId) -> list[WorkspaceId]:
+        """Every workspace of a node that is not deleted."""
+        return [WorkspaceId(row["id"]) for row in await self.database.all("workspaces.unsettled", node_id=node_id)]
+
+    async def expired(self, node_id: NodeId) -> list[WorkspaceId]:
+        return [WorkspaceId(row["id"]) for row in await self.database.all("workspaces.expired", node_id=node_id)]
+
+    @staticmethod
+    def _unless_stale(at: Record, row: dict[str, Any] | None) -> dict[str, Any]:
+        if row is None:
+            raise StaleGeneration(
+                f"Workspace {at.workspace.name!r} has moved on from generation {at.generation} ({at.state.value})."
+            )
+        return row
+
+    # ------------------------------------------------------------------------------------------------------------- snapshots
+
+    async def intend(self, at: Record, snapshot_id: SnapshotId, reason: SnapshotReason, name: str | None = None) -> None:
+        """Record that a snapshot is about to be made. Raises StaleGeneration, or AlreadyExists for its name."""
+        await self.intend_in(self.database, at, snapshot_id, reason, name)
+
+    async def intend_in(
+        self, tx: Transaction | Database, at: Record, snapshot_id: SnapshotId, reason: SnapshotReason, name: str | None
+    ) -> None:
+        try:
+            row = await tx.one(
+                "snapshots.insert_pending",
+                **{"id": snapshot_id, "workspace_id": at.id, "generation": at.generation},
+                **{"reason": reason.value, "name": name},
+            )
+        except AlreadyExists as error:
+            raise AlreadyExists(f"Workspace {at.workspace.name!r} has a snapshot named {name!r} already.") from error
+        self._unless_stale(at, row)
+
+    async def complete(self, tx: Transaction, facts: SnapshotFacts, owner_id: WorkspaceId | None = None) -> Snapshot | None:
+        """Pending → complete; None when no such row is pending."""
+        row = await tx.one("snapshots.complete", **rows.facts_parameters(facts), owner_id=owner_id)
+        return rows.snapshot(row) if row else None
+
+    async def forget(self, *snapshot_ids: SnapshotId) -> None:
+        """Drop rows that are not complete: the node has no such snapshot."""
+        if snapshot_ids:
+            await self.database.run("snapshots.drop", ids=list(snapshot_ids))
+
+    async def snapshots(self, workspace_id: WorkspaceId) -> list[Snapshot]:
+        return [rows.snapshot(row) for row in await self.database.all("snapshots.of_workspace", workspace_id=workspace_id)]
+
+    async def snapshot(self, at: Record, ref: str) -> Snapshot:
+        """One of the workspace's own, by id or name. Raises NotFound."""
+        row = await self.database.one("snapshots.by_ref", tenant_id=at.workspace.tenant_id, workspace_id=at.id, ref=ref)
+        if row is None:
+            raise NotFound(
+                f"Workspace {at.workspace.name!r} has no snapshot {ref!r}.", hint="'perdure snapshot ls' shows those it has."
+            )
+        return rows.snapshot(row)
+
+    async def before(self, at: Record) -> Snapshot | None:
+        """The snapshot before the head."""
+        row = await self.database.one("snapshots.before", workspace_id=at.id, head=at.workspace.head_snapshot_id)
+        return rows.snapshot(row) if row else None
+
+    async def unfinished(self, workspace_id: WorkspaceId) -> list[tuple[SnapshotId, SnapshotReason]]:
+        found = await self.database.all("snapshots.unfinished", workspace_id=workspace_id)
+        return [(SnapshotId(row["id"]), SnapshotReason(row["reason"])) for row in found]
+
+    async def on_node(self, node_id: NodeId) -> list[SnapshotRow]:
+        return [
+            SnapshotRow(SnapshotId(row["id"]), WorkspaceId(row["workspace_id"]), row["state"], SnapshotReason(row["reason"]))
+            for row in await self.database.all("snapshots.on_node", node_id=node_id)
+        ]
+
+    async def supersede(self, tx: Transaction, workspace_id: WorkspaceId, keep: int) -> int:
+        """Mark what retention no longer keeps; returns how many."""
+        return len(await tx.all("snapshots.mark_superseded", workspace_id=workspace_id, keep=keep))
+
+    async def free(self, tx: Transaction, workspace_id: WorkspaceId) -> int:
+        return len(await tx.all("snapshots.mark_freed", workspace_id=workspace_id))
+
+    async def mark_orphans(self, node_id: NodeId) -> int:
+        return len(await self.database.all("snapshots.mark_orphans", node_id=node_id))
+
+    async def deleting(self, node_id: NodeId) -> tuple[SnapshotId, ...]:
+        return tuple(SnapshotId(row["id"]) for row in await self.database.all("snapshots.deleting", node_id=node_id))
