@@ -37,6 +37,10 @@ class Image:
     egress_allow: tuple[str, ...]
     warm_up: tuple[str, ...]  # shell commands run in the golden VM before its capture, so that their pages are in the base
     packages: Mapping[str, str]  # name -> version
+    kernel_digest: str  # sha256 of the kernel file
+    agent_release: str  # digest of agent disk, kernel and initrd together
+    recipe_digest: str
+    root_digest: str  # the recipe's part in the root disk, and every package with its hash
 
     @property
     def root(self) -> DiskLayer:
@@ -61,9 +65,16 @@ class Golden:
     size: MachineSize
     directory: Path
     fingerprint: str
+    base_id: str  # sha256 of the RAM's non-zero pages: a delta fits this base and no other, even one of equal fingerprint
+    boot_s: float  # from the VMM's start to the agent's hello
     created_at: datetime
     ram_bytes: int  # apparent size
     ram_stored_bytes: int  # after holes
+
+    @property
+    def name(self) -> str:
+        """Of its directory; with the image's digest it finds this golden again."""
+        return self.directory.name
 
     @property
     def ram(self) -> Path:

@@ -1,0 +1,292 @@
+"""The images on this node: found by name or digest, listed, removed; and what an interrupted build left is swept away.
+
+Layout: see ``model``; besides it ``agents/`` (agent disk releases), ``cache/`` (fetched packages), ``tmp/`` (builds in progress, each
+locked by its process) and ``locks/``. Files are shared between images by hard links and removed only by unlink: a machine that has
+one open keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from perdure.core import files
+from perdure.core.errors import CorruptData, NotFound
+from perdure.images.model import Golden, Image
+from perdure.wire.node import MachineSize
+
+FORMAT = 1
+_PREFIX = re.compile(r"^[0-9a-f]{6,64}$")
+#: What an image's directory must hold besides image.json; checked by size at every look, by checksum in ``verify``.
+IMAGE_FILES = ("kernel", "initrd", "root.raw", "agent.raw")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSizes:
+    """Bytes on this node's disk. Shared ones are counted by each image that holds them."""
+
+    root: int
+    agent: int
+    goldens: int
+
+    @property
+    def total(self) -> int:
+        return self.root + self.agent + self.goldens
+
+
+class ImageStore:
+    """All images below one directory. Several processes may use it at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # ------------------------------------------------------------------------------------------------------------ finding
+
+    def resolve(self, reference: str) -> Image:
+        """The image of that name, digest, or digest prefix of at least 6 digits; NotFound lists the names there are."""
+        pointer = self.root / "names" / reference
+        if "/" not in reference and not reference.startswith(".") and pointer.is_file():
+            return self.load(pointer.read_text().strip())
+        if _PREFIX.match(reference):
+            found = [digest for digest in self._digests() if digest.startswith(reference)]
+            if len(found) == 1:
+                return self.load(found[0])
+            if found:
+                raise NotFound(f"{reference} begins {len(found)} images' digests.", hint="Give more digits.")
+        names = ", ".join(self.names())
+        raise NotFound(
+            f"There is no image {reference!r} here; " + (f"there are {names}." if names else "no image has been built."),
+            hint="Name one of these, or build it with 'perdure image build'.",
+        )
+
+    def load(self, digest: str) -> Image:
+        """An image by its whole digest. Raises NotFound, or CorruptData naming the file that is missing or has another size."""
+        directory = self.root / "blobs" / digest
+        try:
+            described = json.loads((directory / "image.json").read_bytes())
+        except FileNotFoundError:
+            raise NotFound(f"There is no image {digest[:12]} on this node.", hint="Build it with 'perdure image build'.") from None
+        except ValueError as error:
+            raise CorruptData(f"{directory / 'image.json'} is damaged.", hint=_REBUILD) from error
+        for name, facts in described["files"].items():
+            path = directory / name
+            if not path.is_file() or path.stat().st_size != facts["bytes"]:
+                raise CorruptData(f"{path} is missing or has a wrong size.", hint=_REBUILD)
+        return image_from_json(described, directory)
+
+    def names(self) -> dict[str, str]:
+        """Name -> digest of every named image."""
+        folder = self.root / "names"
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {path.name: path.read_text().strip() for path in entries if not files.is_temporary(path)}
+
+    def list(self) -> tuple[Image, ...]:
+        """Every image: the named ones by name, then those that only workspaces still refer to."""
+        named = self.names()
+        images = {digest: self.load(digest) for digest in self._digests()}
+        order = [digest for digest in named.values() if digest in images]
+        return tuple(images[digest] for digest in dict.fromkeys([*order, *images]))
+
+    def goldens(self, image: Image) -> tuple[Golden, ...]:
+        """Complete golden snapshots of an image."""
+        folder = image.directory / "golden"
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        return tuple(load_golden(path) for path in entries if (path / "golden.json").is_file() and not files.is_temporary(path))
+
+    def golden(self, image: Image, name: str) -> Golden:
+        """A golden by the name of its directory, as snapshots record it."""
+        path = image.directory / "golden" / name
+        if "/" in name or not (path / "golden.json").is_file():
+            raise NotFound(f"The golden snapshot {name} of image {image.digest[:12]} is gone.", hint="Boot the disk instead.")
+        return load_golden(path)
+
+    def sizes(self, image: Image) -> ImageSizes:
+        return ImageSizes(
+            root=files.stored_bytes(image.directory / "root.raw"),
+            agent=sum(files.stored_bytes(image.directory / name) for name in ("agent.raw", "kernel", "initrd")),
+            goldens=sum(files.stored_bytes(path) for path in (image.directory / "golden").rglob("*")),
+        )
+
+    def _digests(self) -> list[str]:
+        folder = self.root / "blobs"
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path.name for path in entries if (path / "image.json").is_file()]
+
+    # ----------------------------------------------------------------------------------------------------------- changing
+
+    def publish(self, directory: Path, digest: str) -> Image:
+        """Give a finished image its place, and its name to it. An image of the same digest that is there already stays."""
+        final = self.root / "blobs" / digest
+        if not (final / "image.json").is_file():
+            files.make_dir(final.parent)
+            files.publish_dir(directory, final)
+        image = self.load(digest)
+        files.make_dir(self.root / "names")
+        files.write_file(self.root / "names" / image.name, f"{digest}\n".encode())
+        return image
+
+    def remove(self, reference: str) -> int:
+        """Remove an image and every name it has; returns the bytes it held. Whoever calls knows that no workspace needs it."""
+        image = self.resolve(reference)
+        freed = self.sizes(image).total
+        for name, digest in self.names().items():
+            if digest == image.digest:
+                files.remove(self.root / "names" / name)
+        (image.directory / "image.json").unlink()  # first: from here on it is no image, whatever interrupts
+        files.remove_tree(image.directory)
+        return freed
+
+    def unnamed(self) -> tuple[Image, ...]:
+        """Images that no name points to: removable once no workspace refers to them."""
+        named = set(self.names().values())
+        return tuple(image for image in self.list() if image.digest not in named)
+
+    def sweep(self) -> tuple[str, ...]:
+        """Remove what interrupted builds and removals left; returns the names of what was removed. Safe while others build."""
+        removed = []
+        folders = [self.root / "tmp", self.root / "blobs", *(self.root / "blobs").glob("*/golden"), self.root / "names"]
+        for folder in folders:
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if self._is_debris(path):
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                    removed.append(path.name)
+        return tuple(removed)
+
+    def _is_debris(self, path: Path) -> bool:
+        if path.parent == self.root / "blobs":
+            return not (path / "image.json").is_file()
+        return (files.is_temporary(path) or path.parent == self.root / "tmp") and not _is_locked(path)
+
+    @contextmanager
+    def scratch(self, what: str, parent: Path | None = None) -> Iterator[Path]:
+        """A temporary directory that ``sweep`` leaves alone while this process lives; removed at the end, however it comes."""
+        folder = parent or self.root / "tmp"
+        files.make_dir(folder)
+        path = folder / f"{files.TEMPORARY}{what}-{os.urandom(4).hex()}"
+        path.mkdir(mode=0o755)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+    @asynccontextmanager
+    async def only_one(self, what: str) -> AsyncIterator[None]:
+        """Hold a lock between processes (and between tasks of one): the second waits until the first is done."""
+        files.make_dir(self.root / "locks")
+        descriptor = os.open(self.root / "locks" / what, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        waiting = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            # The thread cannot be interrupted; the lock is given back the moment it gets it.
+            waiting.add_done_callback(lambda _: os.close(descriptor))
+            raise
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+_REBUILD = "Remove the image with 'perdure image rm' and build it again."
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def image_to_json(image: Image, checksums: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """image.json: every field of the image, and size and checksum of each file beside it."""
+    described = {
+        "format": FORMAT,
+        "digest": image.digest,
+        "name": image.name,
+        "created_at": image.created_at.isoformat(),
+        "default_size": {"memory_mib": image.default_size.memory_mib, "vcpus": image.default_size.vcpus},
+        "disk_gib": image.disk_gib,
+        "kernel_version": image.kernel_version,
+        "kernel_digest": image.kernel_digest,
+        "agent_protocol": image.agent_protocol,
+        "agent_release": image.agent_release,
+        "recipe_digest": image.recipe_digest,
+        "root_digest": image.root_digest,
+        "environment": dict(image.environment),
+        "egress_allow": list(image.egress_allow),
+        "warm_up": list(image.warm_up),
+        "packages": dict(image.packages),
+        "files": {name: dict(facts) for name, facts in checksums.items()},
+    }
+    return json.dumps(described, indent=1, sort_keys=True).encode()
+
+
+def image_from_json(described: Mapping[str, Any], directory: Path) -> Image:
+    size = described["default_size"]
+    same = (
+        *("digest", "name", "disk_gib", "kernel_version", "kernel_digest", "agent_protocol", "agent_release", "recipe_digest"),
+        *("root_digest", "environment", "packages"),
+    )
+    return Image(
+        directory=directory,
+        created_at=datetime.fromisoformat(described["created_at"]),
+        default_size=MachineSize(size["memory_mib"], size["vcpus"]),
+        egress_allow=tuple(described["egress_allow"]),
+        warm_up=tuple(described["warm_up"]),
+        **{key: described[key] for key in same},
+    )
+
+
+def golden_to_json(golden: Golden, checksums: Mapping[str, Mapping[str, Any]]) -> bytes:
+    described = {
+        "format": FORMAT,
+        "image": golden.image,
+        "size": {"memory_mib": golden.size.memory_mib, "vcpus": golden.size.vcpus},
+        "fingerprint": golden.fingerprint,
+        "base_id": golden.base_id,
+        "boot_s": golden.boot_s,
+        "created_at": golden.created_at.isoformat(),
+        "ram_bytes": golden.ram_bytes,
+        "ram_stored_bytes": golden.ram_stored_bytes,
+        "files": {name: dict(facts) for name, facts in checksums.items()},
+    }
+    return json.dumps(described, indent=1, sort_keys=True).encode()
+
+
+def load_golden(directory: Path) -> Golden:
+    """Read golden.json and check the sizes it states; CorruptData names what does not fit."""
+    try:
+        described = json.loads((directory / "golden.json").read_bytes())
+    except ValueError as error:
+        raise CorruptData(f"{directory / 'golden.json'} is damaged.", hint=_REBUILD) from error
+    for name, facts in described["files"].items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != facts["bytes"]:
+            raise CorruptData(f"{path} is missing or has a wrong size.", hint=_REBUILD)
+    size = described["size"]
+    return Golden(
+        directory=directory,
+        size=MachineSize(size["memory_mib"], size["vcpus"]),
+        created_at=datetime.fromisoformat(described["created_at"]).astimezone(UTC),
+        **{key: described[key] for key in ("image", "fingerprint", "base_id", "boot_s", "ram_bytes", "ram_stored_bytes")},
+    )
