@@ -105,7 +105,7 @@ class EventStream(_Lasting):
 
 
 async def _line(send: Send, event: Answer) -> None:
-    body = event.model_dump_json(exclude_defaults=False, exclude_none=True).encode() + b"\n"
+    body = event.model_dump_json(exclude_unset=True, exclude_none=True, ensure_ascii=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

@@ -1,0 +1,314 @@
+"""A complete ``Workspaces`` in memory, and ``Services`` around it: the API is tested against them without node or database."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from perdure.api.keys import single_key
+from perdure.api.services import Services
+from perdure.core import ids
+from perdure.core.clock import SystemClock
+from perdure.core.config import Settings
+from perdure.core.errors import AlreadyExists, BuildFailed, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.wire import node, public
+from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
+from perdure.workspaces.model import (
+    Awake,
+    Context,
+    CreateWorkspace,
+    DiskFate,
+    JournalEntry,
+    Recovery,
+    ResumeReport,
+    Snapshot,
+    SnapshotReason,
+    Workspace,
+    WorkspaceKind,
+    WorkspaceState,
+)
+from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
+
+CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
+KEY = "pdk_test-key"
+IMAGE = public.ImageInfo(
+    name="base",
+    digest="ab" * 32,
+    created_at=MOMENT,
+    memory_mib=512,
+    vcpus=1,
+    disk_gib=8,
+    kernel_version="6.12.1",
+    agent_protocol=1,
+    packages=150,
+    stored_bytes=600 << 20,
+)
+
+
+class FakeWorkspaces:
+    """Commands of ``workspaces.model.Workspaces`` over worlds in memory. ``wakes`` counts wakes per name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[WorkspaceId, Workspace] = {}
+        self.worlds: dict[WorkspaceId, World] = {}
+        self.guests: dict[WorkspaceId, MemoryGuest] = {}
+        self.history: dict[WorkspaceId, list[Snapshot]] = {}
+        self.journal: dict[WorkspaceId, list[JournalEntry]] = {}
+        self.reports: dict[WorkspaceId, ResumeReport] = {}
+        self.held: dict[WorkspaceId, int] = {}
+        self.wakes: dict[str, int] = {}
+        self.calls: list[Context] = []
+        self.fail_fork: set[str] = set()
+        self.refuse: PerdureError | None = None  # raised by the next create
+        self._count = 0
+
+    def _mint(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}_{self._count:026d}"
+
+    def find_row(self, ref: str) -> Workspace:
+        for row in self.rows.values():
+            if ref in {row.id, row.name}:
+                return row
+        raise NotFound(f"There is no workspace {ref!r}.", hint="List them with 'perdure ls'.")
+
+    def world(self, ref: str) -> World:
+        return self.worlds[self.find_row(ref).id]
+
+    def _note(self, row: Workspace, kind: str, **body: Any) -> None:
+        entries = self.journal.setdefault(row.id, [])
+        digest = hashlib.sha256((entries[-1].hash if entries else "" + kind).encode()).hexdigest()
+        entries.append(JournalEntry(len(entries) + 1, MOMENT, kind, row.generation, body, digest))
+
+    def _put(self, row: Workspace, **changes: Any) -> Workspace:
+        self.rows[row.id] = replace(row, **changes)
+        return self.rows[row.id]
+
+    def _start(self, row: Workspace, memory: MemoryFate, **report: Any) -> tuple[Workspace, ResumeReport]:
+        row = self._put(row, state=WorkspaceState.RUNNING, generation=row.generation + 1, confinement=CONFINEMENT)
+        self.guests[row.id] = MemoryGuest(self.worlds[row.id], row.generation)
+        self.reports[row.id] = ResumeReport(
+            workspace_id=row.id,
+            generation=row.generation,
+            snapshot_id=row.head_snapshot_id,
+            memory=memory,
+            disk=DiskFate.NEW if memory is MemoryFate.NEW else DiskFate.KEPT,
+            connections_dropped=0,
+            execs_running=(),
+            execs_lost=(),
+            confinement=CONFINEMENT,
+            pooled=True,
+            timings_ms={"running": 31.0},
+            at=MOMENT,
+            **{"memory_reason": "", "asleep_s": 0.0, "clock_step_s": 0.0, "lost_branch": None, **report},
+        )
+        self.wakes[row.name] = self.wakes.get(row.name, 0) + 1
+        self._note(row, "awake", memory=memory.value)
+        return row, self.reports[row.id]
+
+    async def create(self, ctx: Context, spec: CreateWorkspace) -> tuple[Workspace, ResumeReport]:
+        self.calls.append(ctx)
+        ids.check_name(spec.name)
+        if self.refuse:
+            error, self.refuse = self.refuse, None
+            raise error
+        if spec.image != "base":
+            raise NotFound(f"There is no image {spec.image!r}.", hint="Images: base.")
+        if any(row.name == spec.name for row in self.rows.values()):
+            raise AlreadyExists(f"A workspace named {spec.name!r} exists already.", hint="Choose another name.")
+        if spec.memory_mib is not None and spec.memory_mib < 256:
+            raise InvalidRequest(f"{spec.memory_mib} MiB are too little for the image 'base'.", hint="It needs 256 MiB.")
+        row = self._row(WorkspaceId(self._mint("ws")), spec)
+        self.rows[row.id] = row
+        self.worlds[row.id] = World()
+        self.worlds[row.id].environment = dict(spec.environment)
+        return self._start(row, MemoryFate.NEW)
+
+    def _row(self, workspace_id: WorkspaceId, spec: CreateWorkspace) -> Workspace:
+        return Workspace(
+            id=workspace_id,
+            tenant_id=ids.DEFAULT_TENANT,
+            name=spec.name,
+            kind=WorkspaceKind.WORKSPACE,
+            state=WorkspaceState.CREATING,
+            state_detail="",
+            generation=0,
+            image=IMAGE.digest,
+            image_name=spec.image,
+            size=MachineSize(spec.memory_mib or 512, spec.vcpus or 1),
+            disk_gib=spec.disk_gib or 8,
+            head_snapshot_id=None,
+            parent_id=None,
+            forked_from=None,
+            hostname=spec.name,
+            machine_id="0" * 32,
+            idle_timeout_s=900.0 if spec.idle_timeout_s is None else spec.idle_timeout_s,
+            checkpoint_interval_s=60.0 if spec.checkpoint_interval_s is None else spec.checkpoint_interval_s,
+            egress_allow=spec.egress_allow,
+            environment=spec.environment,
+            metadata=spec.metadata,
+            confinement=None,
+            keep_awake_until=None,
+            created_at=MOMENT,
+            state_changed_at=MOMENT,
+            last_active_at=MOMENT,
+            expires_at=None,
+        )
+
+    async def get(self, ctx: Context, ref: str) -> Workspace:
+        return self.find_row(ref)
+
+    async def find(
+        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
+    ) -> list[Workspace]:
+        wanted = (metadata or {}).items()
+        return [
+            row
+            for row in self.rows.values()
+            if (not states or row.state in states) and all(row.metadata.get(key) == value for key, value in wanted)
+        ]
+
+    async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
+        row = self.find_row(ref)
+        if row.state is WorkspaceState.FAILED:
+            raise Unavailable(f"The workspace {row.name!r} has failed.", hint="Recover it with 'perdure recover'.")
+        if row.state is WorkspaceState.RUNNING:
+            return row, self.reports[row.id]
+        return self._start(row, MemoryFate.KEPT, asleep_s=3600.0)
+
+    async def sleep(self, ctx: Context, ref: str) -> tuple[Workspace, Snapshot]:
+        row = self.find_row(ref)
+        if row.state is WorkspaceState.HIBERNATED:
+            return row, self.history[row.id][-1]
+        snapshot = self._snapshot(row, SnapshotReason.HIBERNATE, None)
+        self.guests.pop(row.id).broken.set()
+        row = self._put(row, state=WorkspaceState.HIBERNATED, head_snapshot_id=snapshot.id)
+        self._note(row, "hibernated", snapshot=snapshot.id)
+        return row, snapshot
+
+    def _snapshot(self, row: Workspace, reason: SnapshotReason, name: str | None) -> Snapshot:
+        snapshot_id = SnapshotId(self._mint("snp"))
+        history = self.history.setdefault(row.id, [])
+        parent = history[-1].id if history else None
+        sizes = (3 << 20, 5 << 20, 1 << 20, 2 << 20)
+        snapshot = Snapshot(snapshot_id, row.id, parent, name, reason, row.generation, True, True, *sizes, 0.015, MOMENT)
+        history.append(snapshot)
+        return snapshot
+
+    async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot:
+        row = self.find_row(ref)
+        snapshot = self._snapshot(row, SnapshotReason.REQUESTED, name)
+        self._put(row, head_snapshot_id=snapshot.id)
+        self._note(row, "checkpoint", snapshot=snapshot.id, name=name)
+        return snapshot
+
+    async def fork(
+        self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()
+    ) -> list[Workspace | PerdureError]:
+        parent = self.find_row(ref)
+        source = self._snapshot(parent, SnapshotReason.FORK, None)
+        made: list[Workspace | PerdureError] = []
+        for index in range(count):
+            name = names[index] if names else f"{parent.name}-{index + 1}"
+            if name in self.fail_fork:
+                made.append(Unavailable(f"The branch {name!r} could not be started."))
+                continue
+            child_id = WorkspaceId(self._mint("ws"))
+            self.worlds[child_id] = World()
+            self.worlds[child_id].files = copy.deepcopy(self.worlds[parent.id].files)
+            row = replace(parent, id=child_id, name=name, kind=WorkspaceKind.BRANCH, parent_id=parent.id, forked_from=source.id)
+            self.rows[child_id] = row
+            made.append(self._start(row, MemoryFate.KEPT)[0])
+        return made
+
+    async def resize(self, ctx: Context, ref: str, disk_gib: int) -> Workspace:
+        row = self.find_row(ref)
+        if disk_gib < row.disk_gib:
+            raise InvalidRequest("A disk can only grow.", hint=f"Give at least {row.disk_gib} GiB.")
+        return self._put(row, disk_gib=disk_gib)
+
+    async def recover(self, ctx: Context, ref: str, how: Recovery) -> tuple[Workspace, ResumeReport]:
+        fate = MemoryFate.LOST if how is Recovery.DISK_BOOT else MemoryFate.KEPT
+        return self._start(self.find_row(ref), fate, memory_reason="requested" if fate is MemoryFate.LOST else "")
+
+    async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
+        return self._put(self.find_row(ref), keep_awake_until=MOMENT + timedelta(seconds=seconds))
+
+    async def delete(self, ctx: Context, ref: str) -> None:
+        row = self.find_row(ref)
+        if guest := self.guests.pop(row.id, None):
+            guest.broken.set()
+        for command in self.worlds.pop(row.id).commands.values():
+            command.end(node.ExecEnd.LOST, None)
+        del self.rows[row.id]
+
+    async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
+        return self.history.get(self.find_row(ref).id, [])
+
+    async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
+        return self.reports.get(self.find_row(ref).id)
+
+    async def log(self, ctx: Context, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
+        return [one for one in self.journal[self.find_row(ref).id] if one.seq > after_seq][:limit]
+
+    @asynccontextmanager
+    async def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AsyncIterator[Awake]:
+        slept = self.find_row(ref).state is WorkspaceState.HIBERNATED
+        row, report = await self.wake(ctx, ref)
+        self.held[row.id] = self.held.get(row.id, 0) + 1
+        try:
+            yield Awake(row, self.guests[row.id], report if slept else None)
+        finally:
+            self.held[row.id] -= 1
+
+
+class FakeImages:
+    """One image, ``base``. A recipe that contains ``broken`` fails; one with ``endless`` builds until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.images = {"base": IMAGE}
+        self.cancelled = asyncio.Event()
+
+    async def find(self, ctx: Context) -> list[public.ImageInfo]:
+        return list(self.images.values())
+
+    async def get(self, ctx: Context, ref: str) -> public.ImageInfo:
+        if ref not in self.images:
+            raise NotFound(f"There is no image {ref!r}.", hint=f"Images: {', '.join(self.images)}.")
+        return self.images[ref]
+
+    async def remove(self, ctx: Context, ref: str) -> None:
+        del self.images[(await self.get(ctx, ref)).name]
+
+    async def build(self, ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        yield public.BuildEvent(type="step", step="packages", done=1, total=3)
+        if spec.recipe and "broken" in spec.recipe:
+            raise BuildFailed("The command 'make' failed with exit code 2.", hint="See its output above.")
+        if spec.recipe and "endless" in spec.recipe:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        yield public.BuildEvent(type="log", detail="unpacked")
+        yield public.BuildEvent(type="done", image=IMAGE)
+
+
+async def _doctor() -> public.DoctorReport:
+    checks = [
+        public.DoctorCheck(name="qemu", status=public.CheckStatus.OK, detail="7.2.22"),
+        public.DoctorCheck(name="kvm", status=public.CheckStatus.WARN, detail="the kernel hangs under it", hint="Nothing to do."),
+    ]
+    return public.DoctorReport(ok=True, isolation=Isolation.VM_EMULATED, checks=checks)
+
+
+def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
+    """Services whose key is ``KEY``."""
+    workspaces = FakeWorkspaces()
+    return Services(workspaces, FakeImages(), _doctor, single_key(KEY), settings, SystemClock()), workspaces
