@@ -66,7 +66,7 @@ class _RecordingHandle(Handle):
 
     def cut(self, size: int) -> None:
         super().cut(size)
-        self._node.volatile = self._node.volatile[:size]
+        self._node.volatile = self._node.volatile[:size].ljust(size, b"\0")
         self._disk.step(f"cut {self.path.name}")
 
     def sync(self) -> None:

@@ -20,11 +20,21 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.core.errors import AlreadyExists, NoSpace
 
-Content = bytes | bytearray | memoryview | Iterable[bytes | bytearray | memoryview]
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A part of a file's content: so many zero bytes that take no room on the disk."""
+
+    length: int
+
+
+Bytes = bytes | bytearray | memoryview
+Content = Bytes | Iterable[Bytes | Hole]
 
 TEMPORARY = ".tmp-"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,7 +66,7 @@ class Handle:
         self.size = size  # bytes, as of the last successful write
         self._fd = fd
 
-    def write(self, *parts: bytes | bytearray | memoryview) -> int:
+    def write(self, *parts: Bytes) -> int:
         """Append the parts; returns the number of bytes. After a failure the file may hold a torn tail: see ``cut``."""
         views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
         written = _write_all(self._fd, views)
@@ -64,7 +74,7 @@ class Handle:
         return written
 
     def cut(self, size: int) -> None:
-        """Drop everything after ``size`` bytes."""
+        """Drop everything after ``size`` bytes, or end the file with a hole up to there."""
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
         self.size = size
@@ -180,7 +190,10 @@ def create_file(path: Path, content: Content, *, mode: int = 0o644, disk: Disk =
     try:
         with no_space_named(path):
             for part in [content] if isinstance(content, bytes | bytearray | memoryview) else content:
-                handle.write(part)
+                if isinstance(part, Hole):
+                    handle.cut(handle.size + part.length)
+                else:
+                    handle.write(part)
             handle.sync()
         done = True
     finally:

@@ -168,3 +168,9 @@ def test_many_small_parts_are_written_in_order(tmp_path: Path) -> None:
     assert handle.write(*parts) == sum(map(len, parts))
     handle.close()
     assert (tmp_path / "parts").read_bytes() == b"".join(parts)
+
+
+def test_holes_read_as_zeros_and_take_no_room(tmp_path: Path) -> None:
+    assert files.write_file(tmp_path / "a", [b"head", files.Hole((1 << 20) - 4), b"tail", files.Hole(4096)]) == (1 << 20) + 4100
+    assert (tmp_path / "a").read_bytes() == b"head".ljust(1 << 20, b"\0") + b"tail" + bytes(4096)
+    assert files.stored_bytes(tmp_path / "a") < 1 << 17

@@ -1,0 +1,119 @@
+"""Disk layers: the qcow2 overlays that hold what a workspace wrote.
+
+A layer never names the one below it: the chain is in the manifest or the live record and is given to the VMM explicitly, so that
+a file name inside an image is never followed. ``inspect`` refuses a layer that says otherwise (a VMM that was taken over could
+write one), and knows whether anything was ever written to it.
+
+New layers are written here directly, without ``qemu-img``: version 3, 64 KiB clusters with extended L2 entries, so that a small
+guest write allocates 2 KiB and not a copied cluster. Format: QEMU's docs/interop/qcow2.rst.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from perdure.core.errors import CorruptSnapshot, InvalidRequest
+from perdure.core.files import DISK, Disk, Hole, create_file
+from perdure.core.ids import DiskId
+from perdure.machines.driver import DiskLayer
+
+_CLUSTER_BITS = 16
+_CLUSTER = 1 << _CLUSTER_BITS
+_L2_COVERS = (_CLUSTER // 16) * _CLUSTER  # an extended L2 entry has 16 bytes
+_EXTENDED_L2 = 1 << 4
+_HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII8x")
+MAX_DISK_BYTES = (_CLUSTER // 8) * _L2_COVERS  # what one cluster of L1 table covers: 2 TiB
+
+_READ = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What a layer's header says."""
+
+    virtual_bytes: int
+    has_data: bool
+
+
+def disk_file(disk_id: DiskId) -> str:
+    return f"{disk_id}.qcow2"
+
+
+def layer(directory: Path, disk_id: DiskId) -> DiskLayer:
+    return DiskLayer(directory / disk_file(disk_id), "qcow2")
+
+
+def create_layer(path: Path, virtual_bytes: int, *, disk: Disk = DISK) -> None:
+    """A new empty layer, fsynced (its directory is not). It may be larger than the layer it will lie on. Raises NoSpace."""
+    if not 0 < virtual_bytes <= MAX_DISK_BYTES or virtual_bytes % 512:
+        raise InvalidRequest(
+            f"A disk of {virtual_bytes} bytes cannot be made.", hint=f"Choose 1 to {MAX_DISK_BYTES >> 30} GiB for disk_gib."
+        )
+    create_file(path, _empty(virtual_bytes), disk=disk)
+
+
+def inspect(path: Path) -> LayerFacts:
+    """Read a layer's header and L1 table. Raises CorruptSnapshot when it is not a layer that we made and QEMU kept."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+            if len(head) < _HEADER.size:
+                raise _corrupt(path, "it is too short")
+            fields = _HEADER.unpack(head)
+            magic, version, backing, _, bits, virtual, crypt, l1_size, l1_at = fields[:9]
+            incompatible = fields[13]
+            if magic != b"QFI\xfb" or version != 3 or bits != _CLUSTER_BITS or not 0 < virtual <= MAX_DISK_BYTES:
+                raise _corrupt(path, "its header is not that of a layer")
+            if backing or crypt or incompatible != _EXTENDED_L2:
+                raise _corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
+            file.seek(l1_at)
+            l1 = file.read(min(l1_size * 8, _CLUSTER))
+    except FileNotFoundError as error:
+        raise _corrupt(path, "the file is missing") from error
+    return LayerFacts(virtual, any(l1))
+
+
+def checksum(path: Path) -> str:
+    """xxh3_128 of a file's content in hex. Raises CorruptSnapshot when it is missing."""
+    digest = xxhash.xxh3_128()
+    try:
+        with path.open("rb", buffering=0) as file:
+            buffer = memoryview(bytearray(_READ))
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    except FileNotFoundError as error:
+        raise _corrupt(path, "the file is missing") from error
+    return digest.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Apparent size in bytes; raises CorruptSnapshot when it is missing."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError as error:
+        raise _corrupt(path, "the file is missing") from error
+
+
+def _empty(virtual_bytes: int) -> list[bytes | Hole]:
+    """Four clusters: header, refcount table, refcount block, and the L1 table as far as it is used."""
+    l1_entries = -(-virtual_bytes // _L2_COVERS)
+    header = _HEADER.pack(
+        *(b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, virtual_bytes, 0, l1_entries, 3 * _CLUSTER),
+        *(_CLUSTER, 1, 0, 0, _EXTENDED_L2, 0, 0, 4, 112),
+    )
+    table = struct.pack(">Q", 2 * _CLUSTER)
+    block = struct.pack(">4H", 1, 1, 1, 1)
+    clusters = [part for data in (header, table, block) for part in (data, Hole(_CLUSTER - len(data)))]
+    return [*clusters, Hole(-(-l1_entries * 8 // 512) * 512)]
+
+
+def _corrupt(path: Path, why: str) -> CorruptSnapshot:
+    return CorruptSnapshot(
+        f"The stored file {path.name} is damaged: {why}.",
+        hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind).",
+        internal=str(path),
+    )
