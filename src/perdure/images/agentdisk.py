@@ -193,10 +193,16 @@ async def _build(picked: Path, scratch: Path, mode: Mode) -> AgentRelease:
     tree.mkdir()
     output.mkdir()
     await asyncio.to_thread(_fill, tree, picked)
+    for applet in (await run([str(tree / "usr/bin/busybox"), "--list"], what="The agent disk's busybox", tail=1000)).split():
+        link = tree / "usr/bin" / applet
+        if not link.is_symlink() and not link.exists():
+            link.symlink_to("busybox")
     version = _kernel_version(tree)
     await _run_inside(tree, "usr/bin/kmod", "depmod", "-b", str(tree), version)
     await _run_inside(
-        *(tree, "usr/bin/python3.13", "python3.13", "-S", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"),
+        # -B and -f: or the compiler would keep what its own imports had just written, stamped with times that the disk lacks.
+        *(tree, "usr/bin/python3.13", "python3.13", "-S", "-B", "-m", "compileall", "-q", "-f"),
+        *("--invalidation-mode", "unchecked-hash"),
         *("-s", str(tree), "-p", "/", str(tree / "usr/lib/python3.13"), str(tree / "opt/perdure")),
     )
     packages = _package_hashes(tree / PACKAGE_HASHES)

@@ -44,8 +44,10 @@ def require(tool: str, package: str) -> str:
     return found
 
 
-async def run(argv: Sequence[str], *, what: str, on_line: LineSink | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end; returns its last lines of output (stdout and stderr together).
+async def run(
+    argv: Sequence[str], *, what: str, on_line: LineSink | None = None, env: dict[str, str] | None = None, tail: int = TAIL_LINES
+) -> str:
+    """Run a command to its end; returns the last ``tail`` lines of its output (stdout and stderr together).
 
     Raises CommandFailed when it fails. Cancelled, it ends the command's whole process group before it returns.
     """
@@ -58,16 +60,16 @@ async def run(argv: Sequence[str], *, what: str, on_line: LineSink | None = None
         start_new_session=True,
         limit=_LINE_LIMIT,
     )
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    last: deque[str] = deque(maxlen=tail)
     try:
-        await _read_lines(process, tail, on_line)
+        await _read_lines(process, last, on_line)
         status = await process.wait()
     except BaseException:
         await asyncio.shield(_end(process))
         raise
     if status != 0:
-        raise CommandFailed(what, status, list(tail))
-    return "\n".join(tail)
+        raise CommandFailed(what, status, list(last)[-TAIL_LINES:])
+    return "\n".join(last)
 
 
 async def _read_lines(process: asyncio.subprocess.Process, tail: deque[str], on_line: LineSink | None) -> None:
