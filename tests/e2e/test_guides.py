@@ -1,0 +1,44 @@
+"""The documents that promise to run do run, each against a server of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import documents
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
+
+
+@pytest.fixture
+def environment(home: Path, images_dir: Path, base_image: Path) -> Iterator[dict[str, str]]:
+    """What a reader's shell has, with a home of its own; a server that a failed guide leaves is stopped."""
+    scripts = Path(sys.executable).parent
+    names = {
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", "/"),
+        "PERDURE_HOME": str(home),
+        "PERDURE_IMAGE_DIR": str(images_dir),
+        "PERDURE_LISTEN_PORT": "0",
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+        "LANG": "C.UTF-8",
+    }
+    try:
+        yield names
+    finally:
+        subprocess.run([scripts / "perdure", "down"], env=names, capture_output=True, timeout=120, check=False)
+
+
+@pytest.mark.qemu
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("document", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_runs_as_it_stands(document: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    assert documents.run(document, tmp_path, environment) > 0
