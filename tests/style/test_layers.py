@@ -19,12 +19,12 @@ PLANTED = {
     "The control plane meets the node only in wire": ("fleet/planted.py", "import perdure.gateway"),
     "Pure modules do no I/O and read no clock": ("workspaces/lifecycle.py", "import asyncio"),
     "The guest's code shares nothing with the server but wire.guest": ("guest/planted.py", "import perdure.core"),
-    "SDK and command line know the server by its API only": ("sdk/planted.py", "import perdure.wire.node"),
+    "SDK and command line know the server by its API only": ("sdk/planted.py", "import perdure.workspaces.model"),
 }
 
 
 def lint(source: Path, cache: Path) -> str:
-    command = [Path(sys.executable).parent / "lint-imports", "--config", ROOT / "pyproject.toml", "--cache-dir", cache]
+    command = [Path(sys.executable).parent / "lint-imports", ROOT / "pyproject.toml", "--cache-dir", cache]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(command, cwd=cache, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
