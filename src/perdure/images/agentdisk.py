@@ -268,7 +268,12 @@ async def _run_inside(tree: Path, program: str, *argv: str) -> None:
     await run(
         [str(loader), "--argv0", argv[0], "--library-path", str(tree / _LIBRARIES), str(tree / program), *argv[1:]],
         what=f"The agent disk's own {argv[0]}",
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONHOME": str(tree / "usr"), "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "0"},
+        env={
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONHOME": str(tree / "usr"),
+            "LC_ALL": "C.UTF-8",
+            "SOURCE_DATE_EPOCH": "0",
+        },
     )
 
 

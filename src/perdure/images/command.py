@@ -39,7 +39,8 @@ def require(tool: str, package: str) -> str:
     found = shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
     if found is None:
         raise HostUnfit(
-            f"Building an image needs {tool}, which is not installed.", hint=f"Run 'sudo apt-get install {package}' and try again."
+            f"Building an image needs {tool}, which is not installed.",
+            hint=f"Run 'sudo apt-get install {package}' and try again.",
         )
     return found
 

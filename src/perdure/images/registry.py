@@ -75,7 +75,9 @@ class ImageStore:
         try:
             described = json.loads((directory / "image.json").read_bytes())
         except FileNotFoundError:
-            raise NotFound(f"There is no image {digest[:12]} on this node.", hint="Build it with 'perdure image build'.") from None
+            raise NotFound(
+                f"There is no image {digest[:12]} on this node.", hint="Build it with 'perdure image build'."
+            ) from None
         except ValueError as error:
             raise CorruptData(f"{directory / 'image.json'} is damaged.", hint=_REBUILD) from error
         for name, facts in described["files"].items():

@@ -74,7 +74,7 @@ def _hooks(recipe: Recipe, scratch: Path) -> list[str]:
         archive.write_bytes(_files_tar(recipe))
         hooks.append(f"--customize-hook=tar-in {shlex.quote(str(archive))} /")
     for number, command in enumerate(recipe.commands):
-        hooks.append(f"--customize-hook=echo {_MARK} {number}; exec chroot \"$1\" /bin/sh -e -c {shlex.quote(command)}")
+        hooks.append(f'--customize-hook=echo {_MARK} {number}; exec chroot "$1" /bin/sh -e -c {shlex.quote(command)}')
     hooks.append(f"--customize-hook=echo {_MARK} end")
     hooks.append(f"--customize-hook={_FINISH}")
     return hooks
@@ -122,7 +122,8 @@ class _Watcher:
         missing = [found[1] for line in error.tail if (found := re.search(r"Unable to locate package (\S+)", line))]
         if missing:
             return BuildFailed(
-                f"Debian {', '.join(missing)}: there is no such package.", hint="Correct 'packages' in the recipe and build again."
+                f"Debian {', '.join(missing)}: there is no such package.",
+                hint="Correct 'packages' in the recipe and build again.",
             )
         return error
 
