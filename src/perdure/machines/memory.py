@@ -1,0 +1,213 @@
+"""Guest RAM of a running VMM process, read and written from the host.
+
+``/proc/PID/pagemap`` (Linux: Documentation/admin-guide/mm/pagemap.rst) tells which pages of the private mapping are no longer
+the base file's: present or swapped, and not a file page. Their bytes are read with process_vm_readv, many scattered pages per
+call, and written through ``/proc/PID/mem``, whose descriptor stays bound to this process even when it dies and its number is
+taken by another. Both need the rights of a tracer, which a parent of the same user has.
+
+Page numbers are offsets into the RAM file divided by 4096: one backend is mapped once, whatever holes the guest sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from perdure.core.errors import InvalidRequest, MachineDied, MachineFailed
+from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+
+_PRESENT = np.uint64(1 << 63)
+_SWAPPED = np.uint64(1 << 62)
+_FILE_PAGE = np.uint64(1 << 61)  # file-mapped or shared anonymous
+
+_IOV_MAX = 1024  # iovecs per system call (UIO_MAXIOV)
+_PAGEMAP_CHUNK = 1 << 20  # bytes of pagemap per read: 512 MiB of guest RAM
+_READ_PAGES_MAX = 65536  # pages per round of calls: 256 MiB
+_ZEROS_PAGES = 256  # pages of zeros kept for clearing runs
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+
+
+class ProcessMemory:
+    """Implements ``GuestMemory`` for one process. Its calls block: use a thread."""
+
+    def __init__(self, pid: int, ram_inode: int, page_count: int, is_alive: Callable[[], bool]) -> None:
+        """Find the mapping of the RAM file and open what is needed. Raises MachineFailed when it is not mapped."""
+        self.page_count = page_count
+        self._pid = pid
+        self._is_alive = is_alive
+        self._address = _find_mapping(pid, ram_inode, page_count * PAGE_SIZE)
+        self._pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._mem = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._pagemap)
+            raise
+        self._guard = threading.Lock()
+        self._users = 0
+        self._closing = self._closed = False
+
+    def close(self) -> None:
+        """Release the descriptors once no thread uses them; later calls raise MachineDied. Safe twice, never blocks."""
+        with self._guard:
+            self._closing = True
+        self._release_if_unused()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the descriptors: one closed under a thread could be another file's by its next call."""
+        with self._guard:
+            if self._closing:
+                raise MachineDied("The virtual machine has ended.")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._users -= 1
+            self._release_if_unused()
+
+    def _release_if_unused(self) -> None:
+        with self._guard:
+            if self._closing and not self._closed and self._users == 0:
+                self._closed = True
+                os.close(self._pagemap)
+                os.close(self._mem)
+
+    def written_pages(self) -> PageNumbers:
+        with self._in_use():
+            return self._scan()
+
+    def _scan(self) -> PageNumbers:
+        found = []
+        first = self._address // PAGE_SIZE
+        for start in range(0, self.page_count, _PAGEMAP_CHUNK // 8):
+            count = min(_PAGEMAP_CHUNK // 8, self.page_count - start)
+            data = os.pread(self._pagemap, count * 8, (first + start) * 8)
+            if len(data) != count * 8:
+                raise MachineDied("The virtual machine ended while its memory was read.")
+            entries = np.frombuffer(data, dtype=np.uint64)
+            private = ((entries & (_PRESENT | _SWAPPED)) != 0) & ((entries & _FILE_PAGE) == 0)
+            found.append(np.flatnonzero(private).astype(np.uint32) + np.uint32(start))
+        return np.concatenate(found) if found else np.empty(0, dtype=np.uint32)
+
+    def read_pages(self, pages: PageNumbers) -> Pages:
+        self._check(pages)
+        content: Pages = np.empty((len(pages), PAGE_SIZE), dtype=np.uint8)
+        with self._in_use():
+            # Slices, because a system call moves at most 2 GiB.
+            for at in range(0, len(pages), _READ_PAGES_MAX):
+                self._read_slice(pages[at : at + _READ_PAGES_MAX], content.ctypes.data + at * PAGE_SIZE)
+        # The number could have passed to another process only after ours died, and then this says so.
+        if not self._is_alive():
+            raise MachineDied("The virtual machine ended while its memory was read.")
+        return content
+
+    def write_pages(self, pages: PageNumbers, content: Pages) -> None:
+        self._check(pages)
+        if content.shape != (len(pages), PAGE_SIZE) or content.dtype != np.uint8:
+            raise InvalidRequest(f"page content of shape {content.shape} does not belong to {len(pages)} pages")
+        flat = memoryview(np.ascontiguousarray(content).data).cast("B")
+        starts, lengths = coalesce(pages)
+        done = 0
+        with self._in_use():
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                size = length * PAGE_SIZE
+                self._write(flat[done : done + size], self._address + start * PAGE_SIZE)
+                done += size
+
+    def write_zeros(self, pages: PageNumbers) -> None:
+        self._check(pages)
+        zeros = memoryview(bytes(_ZEROS_PAGES * PAGE_SIZE))
+        starts, lengths = coalesce(pages)
+        with self._in_use():
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                for at in range(start, start + length, _ZEROS_PAGES):
+                    count = min(_ZEROS_PAGES, start + length - at)
+                    self._write(zeros[: count * PAGE_SIZE], self._address + at * PAGE_SIZE)
+
+    def _read_slice(self, pages: PageNumbers, local_at: int) -> None:
+        starts, lengths = coalesce(pages)
+        for i in range(0, len(starts), _IOV_MAX):
+            remote = np.empty((len(starts[i : i + _IOV_MAX]), 2), dtype=np.uint64)
+            remote[:, 0] = starts[i : i + _IOV_MAX] * np.uint64(PAGE_SIZE) + np.uint64(self._address)
+            remote[:, 1] = lengths[i : i + _IOV_MAX] * np.uint64(PAGE_SIZE)
+            total = int(remote[:, 1].sum())
+            local = np.array([[local_at, total]], dtype=np.uint64)
+            got = _libc.process_vm_readv(self._pid, local.ctypes.data, 1, remote.ctypes.data, len(remote), 0)
+            if got != total:
+                reason = os.strerror(ctypes.get_errno()) if got < 0 else f"{got} of {total} bytes came"
+                if not self._is_alive():
+                    raise MachineDied("The virtual machine ended while its memory was read.", internal=reason)
+                raise MachineFailed("The virtual machine's memory cannot be read.", internal=reason)
+            local_at += total
+
+    def _write(self, data: memoryview, address: int) -> None:
+        while data:
+            try:
+                written = os.pwrite(self._mem, data, address)
+            except OSError as error:
+                if not self._is_alive():
+                    raise MachineDied("The virtual machine ended while its memory was written.") from error
+                raise MachineFailed("The virtual machine's memory cannot be written.", internal=str(error)) from error
+            if written == 0:  # the address space is gone
+                raise MachineDied("The virtual machine ended while its memory was written.")
+            data = data[written:]
+            address += written
+
+    def _check(self, pages: PageNumbers) -> None:
+        if len(pages) == 0:
+            return
+        if int(pages[-1]) >= self.page_count:
+            raise InvalidRequest(f"page {int(pages[-1])} lies outside of a machine with {self.page_count} pages")
+        if len(pages) > 1 and not bool(np.all(pages[1:] > pages[:-1])):
+            raise InvalidRequest("page numbers must be ascending and unique")
+
+
+def coalesce(pages: PageNumbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Runs of neighbouring pages: first numbers and lengths. ``pages`` ascending and unique."""
+    if len(pages) == 0:
+        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64)
+    wide = pages.astype(np.uint64)
+    breaks = np.flatnonzero(wide[1:] != wide[:-1] + np.uint64(1)) + 1
+    edges = np.concatenate(([0], breaks, [len(wide)]))
+    return wide[edges[:-1]], np.diff(edges).astype(np.uint64)
+
+
+def _find_mapping(pid: int, inode: int, size: int) -> int:
+    """Address of the mapping of that inode from offset 0 over ``size`` bytes; adjacent pieces count as one.
+
+    Only the inode is compared: on some file systems (btrfs, overlayfs) the device number in maps differs from stat's.
+    """
+    start = end = 0
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if int(fields[4]) != inode or inode == 0:
+            continue
+        low, high = (int(part, 16) for part in fields[0].split("-"))
+        offset = int(fields[2], 16)
+        if offset == 0:
+            start, end = low, high
+        elif low == end and offset == low - start:
+            end = high
+        if end - start == size:
+            return start
+    raise MachineFailed(
+        "The virtual machine has not mapped its memory as expected.", internal=f"pid {pid}, inode {inode}, {size} bytes"
+    )
