@@ -14,13 +14,25 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
+        "src/perdure/guest/launch.py": "the last step of a user's command: exec in its own process",
+        "src/perdure/guest/linux.py": "the fork that launching and file workers share",
+        "src/perdure/guest/worker.py": "file work runs in a process rooted in the user's disk",
+        "src/perdure/guest/world.py": "makes the users' PID namespace with its reaper",
     },
-    "sleep": {},
+    "sleep": {
+        "src/perdure/node/lease.py::LeaseKeeper._keep": "a period, not a wait: a lease is renewed by the clock",
+        "src/perdure/sdk/_acompat.py::apause": "delay between retries of a call; the server has nothing to signal with",
+        "src/perdure/sdk/_acompat.py::pause": "the sync twin of apause",
+    },
     "wall-clock": {
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
+        "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
     },
     "broad-except": {
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
+        "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",
+        "src/perdure/sdk/_acompat.py::Background._run": "the top of a thread: kept for whoever waits",
+        "src/perdure/workspaces/owner.py::Owner._attempt": "the top of a job: logged, told to the caller, repaired from the row",
     },
     "built-sql": {
         "src/perdure/db/embedded.py::EmbeddedPostgres._ensure_database": "takes no parameters; a constant name",

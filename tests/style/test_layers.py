@@ -20,6 +20,7 @@ PLANTED = {
     "Pure modules do no I/O and read no clock": ("workspaces/lifecycle.py", "import asyncio"),
     "The guest's code shares nothing with the server but wire.guest": ("guest/planted.py", "import perdure.core"),
     "SDK and command line know the server by its API only": ("sdk/planted.py", "import perdure.workspaces.model"),
+    "The server does not know its clients": ("api/planted.py", "import perdure.sdk"),
 }
 
 
@@ -82,7 +83,7 @@ def test_guest_code_loads_without_any_installed_package() -> None:
 
 
 def test_the_client_imports_the_server_only_inside_functions() -> None:
-    """``perdure ls`` must not load the server: the command line reaches wiring lazily."""
+    """``perdure ls`` must not load the server: the command line reaches wiring and the demo lazily."""
     eager = [
         f"{relative(path)}:{node.lineno}"
         for path in files(".py", below="src/perdure/cli")
