@@ -22,8 +22,6 @@ die() {
     exit 1
 }
 
-hash_of() { cat "$@" | sha256sum | cut -c1-32; }
-
 # The names among "$@" that dpkg does not have installed.
 missing_packages() {
     local have
@@ -101,7 +99,8 @@ uv_requirement() { awk '/^uv==/ {on = 1; print; next} on && /--hash/ {print; nex
 
 stage_venv() {
     local stamp
-    stamp=$(hash_of requirements.lock pyproject.toml tools/setup.sh)-$PWD
+    # What concerns the environment comes before the tables of the tools.
+    stamp=$(sed '/^\[tool\./,$d' pyproject.toml | cat - requirements.lock tools/setup.sh | sha256sum | cut -c1-32)-$PWD
     [ "$(cat "$STAMPS/venv" 2>/dev/null)" = "$stamp" ] && [ -x .venv/bin/perdure ] && .venv/bin/python -c '' 2>/dev/null && return
     .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
     local version
