@@ -4,12 +4,12 @@ A frame is a 12-byte header (type, flags, payload length, stream id, CRC-32 of a
 byte; 64 KiB at most in all. Between frames any number of no-op bytes (zero) may stand.
 
 **Resynchronisation.** A restored machine, or a host that connects anew, meets a peer that may have read half of a frame of a
-connection that no longer exists, and nothing on a virtio port tells it so. Every host connection therefore begins with more no-op
-bytes than the longest frame (``NOPS``), and then a *sync*: a magic, a random nonce and their CRC-32. The no-ops complete
-whatever frame was half read; it never counts, because its last byte is the end byte, which is not zero. After a broken frame the
-decoder hunts: it drops everything up to the next sync. The guest answers with a sync of the same nonce and the host drops all that
-comes before it. From then on both are at a frame boundary of this connection. An agent that starts sends a sync with a nonce of
-zeros, ``ANNOUNCE``: "all that went before is void".
+connection that no longer exists, and nothing on a virtio port tells it so. Every host connection therefore begins with more no-
+op bytes than the longest frame (``NOPS``), and then a *sync*: a magic, a random nonce and their CRC-32. The no-ops complete
+whatever frame was half read; it never counts, because its last byte is the end byte, which is not zero. After a broken frame
+the decoder hunts: it drops all up to the next sync. The guest answers with a sync of the same nonce and the host drops
+everything that comes before it. From then on both are at a frame boundary of this connection. An agent that starts sends a sync
+with a nonce of zeros, ``ANNOUNCE``: "all that went before is void".
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Calls and streams over one channel, without I/O.
 
-``receive`` turns bytes into events; ``pull`` yields the bytes to send. In between, each stream has two directions, each with its
-own credit: a sender queues at will but ``pull`` takes no more data of a stream than its peer has room for, one frame of each ready
-stream in turn, so that an upload does not hold up a command. Messages keep their place among the data and cost no credit.
+``receive`` turns bytes into events; ``pull`` yields the bytes to send. In between, each stream has two directions, each with
+its own credit: a sender queues at will but ``pull`` takes no more data of a stream than its peer has room for, one frame of
+each ready stream in turn, so that an upload does not hold up a command. Messages keep their place among the data and cost no
+credit.
 
 A sync starts everything afresh: both sides forget all streams, calls and queued bytes of the connection before it.
 """

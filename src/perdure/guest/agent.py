@@ -1,0 +1,166 @@
+"""The agent: wires ports, commands, files and connections together, and serves the data channel.
+
+One process, one thread. State that matters is either the kernel's (processes, cgroups, sockets) or is named lost when the agent
+ends: a new agent announces itself, and the node then knows that commands it watched are of unknown outcome.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+
+from perdure.guest.control import Control
+from perdure.guest.files import FileTable
+from perdure.guest.loop import Loop
+from perdure.guest.net import Network
+from perdure.guest.port import Port, open_port
+from perdure.guest.proxy import Proxy
+from perdure.guest.repair import DrySystem, System
+from perdure.guest.table import ExecTable
+from perdure.guest.world import World
+from perdure.wire.guest.mux import EventKind
+from perdure.wire.guest.ops import API_PORT, CONTROL_PORT, DATA_PORT, PROXY_PORT, Code, Note, Op
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    from perdure.wire.guest.mux import Event
+
+    class Handler(Protocol):
+        def open(self, stream: int, request: dict[str, Any]) -> None: ...
+
+
+_EXEC_OPS = frozenset((Op.EXEC, Op.ATTACH, Op.SIGNAL, Op.KILL, Op.LIST_EXECS))
+_FILE_OPS = frozenset((Op.STAT, Op.LIST, Op.READ, Op.WRITE, Op.MKDIR, Op.RENAME, Op.REMOVE))
+
+USAGE = """options, for tests only; a workspace needs none:
+  --control-fd=N --data-fd=N   sockets instead of virtio ports; the agent ends when they do
+  --root=DIR                   the users' root (default /user)
+  --cgroup=DIR                 the users' cgroup (default /sys/fs/cgroup/user; empty: none)
+  --run-dir=DIR                where the agent keeps pids (default /run/perdure)
+  --api-port=N --proxy-port=N  loopback ports
+  --dry-system=NS              share the kernel: clock off by NS nanoseconds, reseed nothing, switch nothing off
+"""
+
+
+class Options:
+    """What the command line may change."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        values = {"root": "/user", "cgroup": "/sys/fs/cgroup/user", "run-dir": "/run/perdure"}
+        for argument in arguments:
+            name, equals, value = argument.partition("=")
+            if not name.startswith("--") or not equals:
+                raise SystemExit(USAGE)
+            values[name[2:]] = value
+        self.root = values["root"]
+        self.cgroup = values["cgroup"] or None
+        self.run_dir = values["run-dir"]
+        self.control_fd = int(values.get("control-fd", -1))
+        self.data_fd = int(values.get("data-fd", -1))
+        self.ports = (int(values.get("api-port", API_PORT)), int(values.get("proxy-port", PROXY_PORT)))
+        self.system = DrySystem(int(values["dry-system"])) if "dry-system" in values else System()
+
+
+class Agent:
+    """Everything, connected."""
+
+    def __init__(self, options: Options) -> None:
+        self.loop = Loop()
+        world = World(self.loop, options.root, options.cgroup, options.run_dir)
+        left = world.start()
+        self._data = self._port(options.data_fd, DATA_PORT, self._on_data_event)
+        mux = self._data.mux
+        self._execs = ExecTable(self.loop, world, mux, self._on_exec_ended)
+        self._execs.adopt_lost(left)
+        self._files = FileTable(self.loop, options.root, mux)
+        self._network = Network(self.loop, mux, options.ports)
+        self._network.listen(Proxy(self.loop, self._network).serve)
+        self._dropped = 0
+        self._control_logic = Control(self.loop, world, self._execs, options.system, self._drop_streams, options.run_dir)
+        self._control_logic.proxy_port = options.ports[1]
+        self._control_logic.problems = self._network.problems
+        self._control = self._port(options.control_fd, CONTROL_PORT, self._on_control_event)
+
+    def _port(self, fd: int, name: str, on_event: Any) -> Port:
+        return Port(self.loop, fd if fd >= 0 else open_port(name), on_event, ends=fd >= 0)
+
+    # ---------------------------------------------------------------------------------------------------- control
+
+    def _on_control_event(self, event: Event) -> None:
+        if event.kind == EventKind.CALL:
+            mux, call = self._control.mux, event.stream
+            self._control_logic.call(event.value, lambda reply: mux.reply(call, reply))
+
+    def _on_exec_ended(self, exec_id: str) -> None:
+        self._control.mux.note({"ev": Note.EXEC_ENDED, "exec_id": exec_id})
+
+    # ------------------------------------------------------------------------------------------------------- data
+
+    def _drop_streams(self) -> int:
+        """Forget every stream of the connection or generation before; returns user connections dropped since the last call."""
+        self._drop()
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def _drop(self) -> None:
+        self._dropped += self._network.drop_all()
+        self._execs.detach_all()
+        self._files.drop_all()
+
+    def _on_data_event(self, event: Event) -> None:
+        kind, stream = event.kind, event.stream
+        if kind == EventKind.DATA:
+            self._on_data(stream, event)
+        elif kind == EventKind.OPEN:
+            self._open(stream, event.value)
+        elif kind == EventKind.ROOM:
+            for table in (self._execs, self._files, self._network):
+                table.on_room(stream)
+        elif kind == EventKind.MESSAGE:
+            self._execs.on_message(stream, event.value)
+            self._files.on_message(stream, event.value)
+        elif kind == EventKind.EOF:
+            self._network.on_eof(stream)
+        elif kind == EventKind.ACCEPT:
+            self._network.on_accept(stream)
+        elif kind == EventKind.RESET:
+            self._execs.on_gone(stream)
+            self._files.on_gone(stream)
+            self._network.on_gone(stream, event.value)
+        elif kind in (EventKind.SYNC, EventKind.BROKEN):
+            self._drop()
+
+    def _on_data(self, stream: int, event: Event) -> None:
+        if self._execs.owns(stream):
+            self._execs.on_data(stream, event.value)
+        elif self._files.owns(stream):
+            self._files.on_data(stream, event.value)
+        else:
+            self._network.on_data(stream, event.value)
+
+    def _open(self, stream: int, request: dict[str, Any]) -> None:
+        op = request.get("op")
+        if op in _EXEC_OPS:
+            self._execs.open(stream, request)
+        elif op in _FILE_OPS:
+            self._files.open(stream, request)
+        elif op == Op.TCP:
+            self._network.open(stream, request)
+        else:
+            self._data.mux.reset(stream, Code.INVALID, f"The agent knows no operation {op!r}.")
+
+
+def main(arguments: list[str]) -> None:
+    """Run until init (or the end of a test) stops it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    agent = Agent(Options(arguments))
+    # What exists now lives as long as the agent: keep the collector off it, or each run would dirty (and snapshot) all of it.
+    gc.collect()
+    gc.freeze()
+    agent.loop.run()
+    sys.stderr.write("agent: the channel ended\n")
+    os._exit(1)

@@ -1,0 +1,172 @@
+"""Starting a command: what happens in the child between fork and exec.
+
+The child enters the user's root first and looks up users there, so that what it reads is what the workspace means. It reports
+through a pipe that closes at exec: its pid as its own namespace sees it, and, when it cannot start, one JSON object that says
+why.
+"""
+# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
+# ruff: noqa: PTH, SIM105, S606
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+PID = struct.Struct("<i")
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+class CannotStart(Exception):
+    """Why a command does not start: a shell's exit code and a sentence."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+class Account:
+    """Who a command runs as."""
+
+    __slots__ = ("gid", "groups", "home", "name", "shell", "uid")
+
+    def __init__(self, name: str, uid: int, gid: int, home: str, shell: str) -> None:
+        self.name = name
+        self.uid = uid
+        self.gid = gid
+        self.home = home
+        self.shell = shell
+        self.groups = [gid]
+
+
+def _rows(path: str) -> list[list[str]]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        return []
+
+
+def find_account(user: str | None, etc: str = "/etc") -> Account:
+    """The account of a name, a ``uid`` or a ``uid:gid``; root when None. Raises CannotStart for an unknown name."""
+    if user is None:
+        user = "0"
+    number, _, group = user.partition(":")
+    rows = [row for row in _rows(f"{etc}/passwd") if len(row) >= 7 and row[2].isdecimal() and row[3].isdecimal()]
+    row = next((row for row in rows if number in (row[0], row[2])), None)
+    if row is not None:
+        account = Account(row[0], int(row[2]), int(row[3]), row[5] or "/", row[6] or "/bin/sh")
+    elif number.isdecimal():
+        home = "/root" if number == "0" else "/"
+        account = Account("root" if number == "0" else number, int(number), int(group or number), home, "/bin/sh")
+    else:
+        raise CannotStart(NOT_EXECUTABLE, f"There is no user {user!r} in the workspace's /etc/passwd.")
+    if group:
+        if not group.isdecimal():
+            raise CannotStart(NOT_EXECUTABLE, f"The group in user {user!r} is not a number.")
+        account.gid = int(group)
+        account.groups = [account.gid]
+        return account
+    members = (row for row in _rows(f"{etc}/group") if len(row) >= 4 and row[2].isdecimal())
+    account.groups += [int(row[2]) for row in members if account.name in row[3].split(",") and int(row[2]) != account.gid]
+    return account
+
+
+def become(root: str, spec: dict[str, Any], environment: dict[str, str], status: int) -> NoReturn:
+    """In the child: turn into the command that ``spec`` describes. Never returns; failures go to ``status``."""
+    try:
+        os.write(status, PID.pack(os.getpid()))
+        _enter(root, spec, environment)
+    except CannotStart as cannot:
+        _tell(status, cannot.code, cannot.detail)
+    except (OSError, ValueError, UnicodeError) as error:
+        _tell(status, NOT_EXECUTABLE, f"The command cannot be started: {error}.")
+    finally:
+        os._exit(NOT_FOUND)
+
+
+def _tell(status: int, code: int, detail: str) -> None:
+    os.write(status, json.dumps({"code": code, "detail": detail[:2000]}).encode())
+
+
+def _enter(root: str, spec: dict[str, Any], environment: dict[str, str]) -> None:
+    os.setsid()
+    _ordinary_oom_score()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+        signal.signal(number, signal.SIG_DFL)
+    os.chroot(root)
+    os.chdir("/")
+    os.umask(0o022)
+    account = find_account(spec.get("user"))
+    env = {**environment, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+    env.update(spec.get("env") or {})
+    os.setgroups(account.groups)
+    os.setgid(account.gid)
+    os.setuid(account.uid)
+    _change_directory(spec.get("cwd"), account.home)
+    shell = spec.get("shell")
+    if shell is not None:
+        for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
+            _try_exec(path, [os.path.basename(path), "-c", shell], env)
+        raise CannotStart(NOT_FOUND, "The workspace has no shell: neither /bin/bash nor /bin/sh can be executed.")
+    _exec_found(list(spec["argv"]), env)
+
+
+def _ordinary_oom_score() -> None:
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, b"0")
+    os.close(fd)
+
+
+def _change_directory(cwd: str | None, home: str) -> None:
+    if cwd is None:
+        try:
+            os.chdir(home)
+        except OSError:
+            os.chdir("/")
+        return
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        reason = (error.strerror or "unknown error").lower()
+        raise CannotStart(NOT_EXECUTABLE, f"The working directory {cwd!r} cannot be entered: {reason}.") from error
+
+
+def _try_exec(path: str, argv: list[str], env: dict[str, str]) -> int:
+    """Execute, or return the errno of why not. A file without ``#!`` runs under sh, as every shell does it."""
+    try:
+        os.execve(path, argv, env)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            return error.errno or 0
+    try:
+        os.execve("/bin/sh", ["sh", path, *argv[1:]], env)
+    except OSError:
+        return errno.ENOEXEC
+
+
+def _exec_found(argv: list[str], env: dict[str, str]) -> None:
+    name = argv[0]
+    if "/" in name:
+        places = [name]
+    else:
+        places = [f"{place or '.'}/{name}" for place in env.get("PATH", DEFAULT_PATH).split(":")]
+    seen = errno.ENOENT
+    for place in places:
+        why = _try_exec(place, argv, env)
+        if why not in (errno.ENOENT, errno.ENOTDIR):
+            seen = why
+    if seen == errno.ENOENT and "/" in name and os.path.exists(name):
+        raise CannotStart(NOT_FOUND, f"{name!r} exists, but its interpreter or loader does not.")
+    if seen == errno.ENOENT:
+        raise CannotStart(NOT_FOUND, f"There is no command {name!r} in the workspace.")
+    raise CannotStart(NOT_EXECUTABLE, f"{name!r} cannot be executed: {os.strerror(seen).lower()}.")

@@ -1,0 +1,252 @@
+"""The users' world: its root directory, its PID namespace, its cgroup.
+
+Every user process lives in one cgroup, ``user``, with a child group per command: frozen as a whole for a capture, killed by
+command. All share a PID namespace of their own, whose process 1 is a small reaper of ours that outlives the agent: an agent
+that starts again finds it and enters its namespace, so a dead agent costs users nothing but the pipes it held.
+"""
+# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
+# ruff: noqa: PTH, SIM105, S606
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+
+from perdure.guest import linux, worker
+from perdure.guest.loop import URGENT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perdure.guest.loop import Loop, Timer
+
+_REAPER_NAME = "perdure-init"
+
+
+def write_file(path: str, text: str) -> None:
+    """Write to a kernel file in one call."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def read_file(path: str) -> str:
+    """The text of a small kernel file; "" when it is not there."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+class Group:
+    """The processes of one command: a cgroup, or (without cgroup2) a process group."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self.leader = 0  # pid of the command itself, as the agent sees it
+        if path is not None:
+            os.makedirs(path, exist_ok=True)
+
+    def pids(self) -> list[int]:
+        if self._path is None:
+            return [self.leader] if self.leader else []
+        return [int(line) for line in read_file(f"{self._path}/cgroup.procs").split() if line != "0"]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process in it."""
+        if self._path is None:
+            self._signal_session(number)
+            return
+        for pid in self.pids():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def kill(self) -> None:
+        """SIGKILL to all at once; new ones cannot escape by forking."""
+        if self._path is None:
+            self._signal_session(signal.SIGKILL)
+            return
+        try:
+            write_file(f"{self._path}/cgroup.kill", "1")
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):  # removed: nobody was left
+                raise
+
+    def _signal_session(self, number: int) -> None:
+        try:
+            os.killpg(self.leader, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def remove(self) -> bool:
+        """Remove the cgroup; False while processes are left in it."""
+        if self._path is None:
+            return True
+        try:
+            os.rmdir(self._path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
+    def fork(self) -> tuple[int, int]:
+        """Fork a child that is in the group from its first instruction: (pid, pidfd), (0, -1) in the child."""
+        if self._path is None:
+            return linux.fork_plain()
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return linux.fork_into(fd)
+        finally:
+            os.close(fd)
+
+
+class World:
+    """Where users' processes live."""
+
+    def __init__(self, loop: Loop, root: str, cgroup: str | None, run_dir: str) -> None:
+        self.root = root
+        self._loop = loop
+        self._cgroup = cgroup
+        self._run_dir = run_dir
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._user_pids = -1
+        self._oom_kills_seen = 0
+
+    def start(self) -> list[str]:
+        """Make or find cgroup and namespace. Returns the names of command groups that an earlier agent left behind."""
+        left = []
+        if self._cgroup is not None:
+            os.makedirs(self._cgroup, exist_ok=True)
+            self._enable_controllers()
+            left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir()]
+            self.thaw()
+        self._enter_namespace()
+        return left
+
+    def _enable_controllers(self) -> None:
+        parent = os.path.dirname(self._cgroup or "")
+        for controller in ("memory", "pids", "cpu"):
+            try:
+                write_file(f"{parent}/cgroup.subtree_control", f"+{controller}")
+            except OSError:
+                continue  # a kernel or a test host without it; only the OOM verdict needs one
+
+    # ------------------------------------------------------------------------------------------------ namespace
+
+    def _enter_namespace(self) -> None:
+        os.makedirs(self._run_dir, exist_ok=True)
+        record = f"{self._run_dir}/user-init"
+        pid = int(read_file(record) or 0)
+        if not pid or read_file(f"/proc/{pid}/comm").strip() != _REAPER_NAME:
+            pid = self._start_reaper()
+            with open(record, "w", encoding="ascii") as file:
+                file.write(str(pid))
+        self._user_pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _start_reaper(self) -> int:
+        ready, done = os.pipe()
+        linux.unshare(linux.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            self._reap_forever(done)
+        linux.setns(self._own_pids, linux.CLONE_NEWPID)
+        os.close(done)
+        os.read(ready, 1)  # it is named, and /proc is mounted
+        os.close(ready)
+        return pid
+
+    def _reap_forever(self, done: int) -> None:
+        """Process 1 of the users. With SIGCHLD ignored the kernel reaps orphans by itself."""
+        try:
+            os.setsid()
+            linux.set_name(_REAPER_NAME)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            if os.path.isdir(f"{self.root}/proc"):
+                linux.mount("proc", f"{self.root}/proc", "proc")
+            os.chroot(self.root)
+            os.chdir("/")
+        except OSError as error:
+            sys.stderr.write(f"user init: {error}\n")
+        worker.close_all_but((done,))
+        os.close(done)
+        while True:
+            signal.pause()
+
+    # ------------------------------------------------------------------------------------------------ processes
+
+    def group(self, name: str) -> Group:
+        return Group(None if self._cgroup is None else f"{self._cgroup}/{name}")
+
+    def fork(self, group: Group) -> tuple[int, int]:
+        """Fork into the users' PID namespace and the group: (pid, pidfd), (0, -1) in the child."""
+        linux.setns(self._user_pids, linux.CLONE_NEWPID)
+        pid, pidfd = group.fork()
+        if pid:
+            linux.setns(self._own_pids, linux.CLONE_NEWPID)
+            group.leader = pid
+        return pid, pidfd
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed a user process for memory, since boot."""
+        for line in read_file(f"{self._cgroup}/memory.events").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+        return 0
+
+    def cpu_us(self) -> int:
+        """CPU time of all user processes since boot, in microseconds."""
+        for line in read_file(f"{self._cgroup}/cpu.stat").splitlines():
+            if line.startswith("usage_usec "):
+                return int(line.split()[1])
+        return 0
+
+    # --------------------------------------------------------------------------------------------------- freeze
+
+    def is_frozen(self) -> bool:
+        return "frozen 1" in read_file(f"{self._cgroup}/cgroup.events")
+
+    def freeze(self, deadline_s: float, done: Callable[[bool], None]) -> None:
+        """Ask every user process to stand still; call back with True when all do, with False at the deadline.
+
+        After False the request stands: they freeze as soon as they can, until ``thaw``.
+        """
+        if self._cgroup is None:
+            done(False)
+            return
+        write_file(f"{self._cgroup}/cgroup.freeze", "1")
+        if self.is_frozen():
+            done(True)
+            return
+        fd = os.open(f"{self._cgroup}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        os.read(fd, 4096)  # arms the notification
+
+        def finish(frozen: bool) -> None:
+            timer.cancel()
+            self._loop.remove(fd)
+            os.close(fd)
+            done(frozen)
+
+        def changed(_mask: int) -> None:
+            os.lseek(fd, 0, os.SEEK_SET)
+            if b"frozen 1" in os.read(fd, 4096):
+                finish(True)
+
+        timer: Timer = self._loop.call_later(deadline_s, lambda: finish(self.is_frozen()))
+        self._loop.add(fd, URGENT, changed)
+        if self.is_frozen():  # it became so before anybody watched
+            finish(True)
+
+    def thaw(self) -> None:
+        if self._cgroup is not None:
+            write_file(f"{self._cgroup}/cgroup.freeze", "0")
