@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,3 +80,15 @@ def base_image(images_dir: Path) -> Path:
     if digest is None or not (images_dir / "blobs" / digest / "image.json").is_file():
         pytest.fail("The image 'base' is not built, so no test that boots a machine can run: run 'make setup'.", pytrace=False)
     return images_dir / "blobs" / digest
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This checkout built as a wheel."""
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"The wheel does not build:\n{done.stdout}{done.stderr}", pytrace=False)
+    (built,) = target.glob("*.whl")
+    return built
