@@ -3,8 +3,6 @@
 Order of a wake: old streams dropped, clock, randomness, identity, environment, then thaw. Users' processes see the repaired
 world only.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ the command waits for the slowest of them (half a spool of lag); with none it ne
 reported as a gap. A command has ended when its own process has, even if others hold its pipes: what they write then is read and
 dropped, so that a server started in the background does not die of a closed pipe.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ A written file appears complete or not at all: the bytes go to an unnamed file o
 the name only when length and checksum are the sender's. Until then the old content stays; a transfer that breaks off leaves
 nothing behind.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The child enters the user's root first and looks up users there, so that what it
 through a pipe that closes at exec: its pid as its own namespace sees it, and, when it cannot start, one JSON object that says
 why.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Each wrapper raises OSError with the call's name as the file name, so that a failure says what failed.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A program that connects to the API port or asks the proxy for a host gets a stream to the node, which accepts or refuses it.
 When the node is not there, or an earlier generation's connections are dropped, programs see a reset at once and do not hang.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A port is polled edge-triggered, for while no host is connected it reports a hang-up without end. A read of nothing means just
 that: no host; a write then waits. The kernel takes at most 32 KiB per write and may take less.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 origin form with ``Connection: close``: one request per connection keeps a connection bound to the one host it was allowed for.
 What cannot be done is answered in HTTP with one plain sentence, so that curl, pip and git show it.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

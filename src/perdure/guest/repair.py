@@ -2,8 +2,6 @@
 
 ``System`` is the kernel's side of it; tests on a developer's machine use ``DrySystem``, which records instead.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """What init starts: puts our own sources on the path (``-I -S`` leaves nothing else there) and runs the agent."""
-# pathlib costs an emulated guest too much to import:
-# ruff: noqa: PTH
 
 import os
 import sys

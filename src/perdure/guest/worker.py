@@ -5,8 +5,6 @@ forked, changes its root to the user's (so that links and ``..`` cannot lead out
 socket, one JSON object a packet, and moves bytes through a pipe. It dies with the agent, and a worker that hangs hurts nobody
 else.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Every user process lives in one cgroup, ``user``, with a child group per command
 command. All share a PID namespace of their own, whose process 1 is a small reaper of ours that outlives the agent: an agent
 that starts again finds it and enters its namespace, so a dead agent costs users nothing but the pipes it held.
 """
-# pathlib, contextlib and subprocess cost an emulated guest too much to import, so:
-# ruff: noqa: PTH, SIM105, S606
 
 from __future__ import annotations
 
