@@ -1,9 +1,9 @@
 """The agent disk: everything of ours inside a machine, on a read-only disk of its own (DESIGN D4).
 
-It holds busybox as init, kernel modules, a small Python 3.13 of its own, e2fsprogs and the guest agent, picked file by file out of
-packages that are unpacked but never installed. So it works when the user's root has no Python, no room, or is damaged, and a newer
-agent and kernel boot an older disk. Two caches: the picked packages (slow to fetch, named by what was asked for) and the release
-(disk, kernel and initrd, named by their content).
+It holds busybox as init, kernel modules, a small Python 3.13 of its own, e2fsprogs and the guest agent, picked file by file out
+of packages that are unpacked but never installed. So it works when the user's root has no Python, no room, or is damaged, and a
+newer agent and kernel boot an older disk. Two caches: the picked packages (slow to fetch, named by what was asked for) and the
+release (disk, kernel and initrd, named by their content).
 """
 
 from __future__ import annotations

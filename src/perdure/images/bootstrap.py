@@ -17,7 +17,7 @@ from pathlib import Path
 
 from perdure.core.errors import HostUnfit
 from perdure.images import apt
-from perdure.images.command import LineSink, require, run
+from perdure.images.command import CommandFailed, LineSink, require, run
 
 #: Where the build leaves the names and hashes of the packages inside the tree.
 PACKAGE_HASHES = "perdure-packages.sha256"
@@ -51,7 +51,7 @@ def choose_mode() -> Mode:
     if shutil.which("fakechroot") and shutil.which("fakeroot"):
         return Mode.FAKECHROOT
     raise HostUnfit(
-        "Building an image as an ordinary user needs subordinate user ids, and this user has none or the tool for them is missing.",
+        "Building an image as an ordinary user needs subordinate user ids, but this user has none or newuidmap is missing.",
         hint="Run 'sudo apt-get install uidmap' and 'sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
         f"{getpass.getuser()}', or run the build with sudo.",
     )
@@ -73,7 +73,9 @@ async def make_tree(tree: Tree, mode: Mode, *, what: str, on_line: LineSink | No
     """Run mmdebstrap; raises CommandFailed with its output's tail."""
     sources = tree.scratch / "sources.list"
     sources.write_text("\n".join(apt.mirror_lines()) + "\n")
-    hash_hook = f"""cd "$1/var/cache/apt/archives" && for d in *.deb; do [ ! -f "$d" ] || sha256sum "$d"; done >> "$1/{PACKAGE_HASHES}" """
+    hash_hook = (
+        f'cd "$1/var/cache/apt/archives"; for d in *.deb; do [ ! -f "$d" ] || sha256sum "$d"; done >> "$1/{PACKAGE_HASHES}"'
+    )
     argv = [
         *await _contained(mode),
         require("mmdebstrap", "mmdebstrap"),
@@ -116,12 +118,8 @@ async def _contained(mode: Mode) -> list[str]:
     namespaces = [unshare, "--mount", "--pid", "--fork", "--kill-child=SIGTERM", "--mount-proc"]
     try:
         await run([*namespaces, "true"], what="A private mount namespace")
-    except Exception as error:
-        from perdure.images.command import CommandFailed
-
-        if isinstance(error, CommandFailed):
-            return parent_death
-        raise
+    except CommandFailed:
+        return parent_death
     return [*parent_death, *namespaces]
 
 

@@ -24,8 +24,7 @@ def data_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def sparse_sha256(path: Path) -> str:
-    """SHA-256 over the file's non-zero 4 KiB pages, each preceded by its number: equal content gives equal sums, however its zeros
-    are stored."""
+    """SHA-256 over the size and the non-zero 4 KiB pages with their offsets: how zeros are stored makes no difference."""
     digest = hashlib.sha256(path.stat().st_size.to_bytes(8, "little"))
     zero = bytes(4096)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

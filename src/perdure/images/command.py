@@ -30,7 +30,7 @@ class CommandFailed(BuildFailed):
             f"{what} {ending}." + (f" Its output ends with:\n{text}" if tail else " It printed nothing."),
             hint="Nothing was kept of this build; correct the cause and build again.",
         )
-        self.status = status
+        self.exit_status = status
         self.tail = tuple(tail)
 
 

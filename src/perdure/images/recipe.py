@@ -254,7 +254,7 @@ class _Reader:
         if self._beside is None:
             raise self._wrong(f"the file {path} has a source, but this recipe lies in no directory.", "Use content.")
         try:
-            return (self._beside / entry["source"]).read_bytes()
+            return (self._beside / str(entry["source"])).read_bytes()
         except OSError as error:
             raise self._wrong(
                 f"the source {entry['source']!r} of the file {path} cannot be read: {error.strerror}.",

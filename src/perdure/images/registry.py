@@ -1,8 +1,8 @@
 """The images on this node: found by name or digest, listed, removed; and what an interrupted build left is swept away.
 
-Layout: see ``model``; besides it ``agents/`` (agent disk releases), ``cache/`` (fetched packages), ``tmp/`` (builds in progress, each
-locked by its process) and ``locks/``. Files are shared between images by hard links and removed only by unlink: a machine that has
-one open keeps it.
+Layout: see ``model``; besides it ``agents/`` (agent disk releases), ``cache/`` (fetched packages), ``tmp/`` (builds in progress,
+each locked by its process) and ``locks/``. Files are shared between images by hard links and removed only by unlink: a machine
+that has one open keeps it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ImageStore:
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
         return {path.name: path.read_text().strip() for path in entries if not files.is_temporary(path)}
 
-    def list(self) -> tuple[Image, ...]:
+    def all(self) -> tuple[Image, ...]:
         """Every image: the named ones by name, then those that only workspaces still refer to."""
         named = self.names()
         images = {digest: self.load(digest) for digest in self._digests()}
@@ -138,9 +138,9 @@ class ImageStore:
         return image
 
     def remove(self, reference: str) -> int:
-        """Remove an image and every name it has; returns the bytes it held. Whoever calls knows that no workspace needs it."""
+        """Remove an image and its names; returns the bytes that became free. The caller knows that no workspace needs it."""
         image = self.resolve(reference)
-        freed = self.sizes(image).total
+        freed = sum(stat.st_blocks * 512 for path in image.directory.rglob("*") if (stat := path.lstat()).st_nlink == 1)
         for name, digest in self.names().items():
             if digest == image.digest:
                 files.remove(self.root / "names" / name)
@@ -151,7 +151,7 @@ class ImageStore:
     def unnamed(self) -> tuple[Image, ...]:
         """Images that no name points to: removable once no workspace refers to them."""
         named = set(self.names().values())
-        return tuple(image for image in self.list() if image.digest not in named)
+        return tuple(image for image in self.all() if image.digest not in named)
 
     def sweep(self) -> tuple[str, ...]:
         """Remove what interrupted builds and removals left; returns the names of what was removed. Safe while others build."""
