@@ -1,0 +1,175 @@
+"""A server of one's own: in a process of its own, with a temporary home, gone without a trace afterwards.
+
+The server must be the main thread of its process (its VMMs are spawned there), so it cannot live inside the demo's. It dies with
+the demo, however that ends: it is told by the kernel (``PR_SET_PDEATHSIG``), hibernates and exits, and its VMMs with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from perdure.core.config import Settings
+from perdure.core.errors import HostUnfit
+
+START_DEADLINE_S = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+def _serve(settings: Settings, log: Path) -> None:
+    """The child's whole life."""
+    os.setsid()  # a Ctrl-C in the terminal is the demo's; it ends the server in its own order
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    from perdure import wiring
+
+    sys.exit(wiring.serve(settings))
+
+
+@contextmanager
+def temporary_home() -> Iterator[Path]:
+    """A directory with a path short enough for Unix sockets, which the embedded database's own user may pass through."""
+    home = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
+    home.chmod(0o711)
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+async def _ended(process: BaseProcess, deadline_s: float) -> bool:
+    """Whether the process ends in time, asked of the kernel through a pidfd."""
+    assert process.pid is not None
+    if not process.is_alive():
+        return True
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, done.set)
+    try:
+        async with asyncio.timeout(deadline_s):
+            await done.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    return True
+
+
+async def _accepting(path: Path) -> None:
+    """Wait until something accepts at the Unix socket: woken by changes of its directory, not by a clock."""
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    with _changes(path.parent) as changed:
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                await changed.wait()
+                changed.clear()
+                continue
+            writer.close()
+            return
+
+
+@contextmanager
+def _changes(directory: Path) -> Iterator[asyncio.Event]:
+    """An event that is set whenever something in ``directory`` is made, moved in or changes its mode (inotify(7))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    attrib, moved_to, create = 0x4, 0x80, 0x100
+    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0 or libc.inotify_add_watch(fd, os.fsencode(directory), attrib | moved_to | create) < 0:
+        raise OSError(ctypes.get_errno(), "inotify is not available")
+    changed = asyncio.Event()
+
+    def readable() -> None:
+        os.read(fd, 65536)
+        changed.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, readable)
+    try:
+        yield changed
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+class Server:
+    """A running server: its settings, its process, its log."""
+
+    def __init__(self, settings: Settings, process: BaseProcess, log: Path) -> None:
+        self.settings, self._process, self._log = settings, process, log
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def log_tail(self, lines: int = 20) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
+
+    async def ready(self) -> None:
+        """Raises HostUnfit with the end of the server's log when it ends or does not listen in time."""
+        listening = asyncio.create_task(_accepting(self.settings.api_socket))
+        ended = asyncio.create_task(_ended(self._process, START_DEADLINE_S))
+        try:
+            await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():
+                what = "ended" if ended.result() else f"did not listen within {START_DEADLINE_S:g} s"
+                raise HostUnfit(f"The server {what}. Its log ends with:\n{self.log_tail()}")
+            listening.result()
+        finally:
+            for task in (listening, ended):
+                task.cancel()
+            await asyncio.gather(listening, ended, return_exceptions=True)
+
+    async def stop(self) -> bool:
+        """SIGTERM, then SIGKILL at its deadline; returns whether it ended in order."""
+        self._process.terminate()
+        orderly = await _ended(self._process, self.settings.shutdown_deadline_s + 30)
+        if not orderly:
+            self._process.kill()
+        self._process.join()
+        return orderly
+
+
+@asynccontextmanager
+async def temporary_server(**overrides: object) -> AsyncIterator[Server]:
+    """A server with a home that is removed afterwards. The image cache is the operator's: images are not built again."""
+    base = Settings()
+    with temporary_home() as home:
+        values = {"home": home, "image_dir": base.images, "database_url": None, "listen_port": 0, **overrides}
+        settings = Settings.model_validate({**base.model_dump(), **values})
+        log = home / "server.log"
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, log), name="perdure-server")
+        process.start()
+        server = Server(settings, process, log)
+        try:
+            await server.ready()
+            yield server
+        finally:
+            with _undisturbed():
+                await asyncio.shield(server.stop())
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C while things are being put away would leave them behind."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

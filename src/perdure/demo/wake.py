@@ -1,0 +1,269 @@
+"""``perdure bench wake``: what sleeping and waking cost on this host, each beside its bare floor in the same run.
+
+The control plane's way goes over HTTP, the database and the pool, as a user's does; the bare way (``floor``) is the same QEMU
+steps alone. Samples of both alternate, so that a noisy minute hits both. The *light script* is 20 execs of ``git status``, 5 MB
+changed in a live process, and a 1 MB file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+
+from perdure.demo import floor, observe
+from perdure.demo.server import Server, temporary_server
+from perdure.demo.stats import Against, Baseline, Goal, Row, rows
+from perdure.demo.steps import expect
+from perdure.sdk import AsyncClient, AsyncWorkspace
+
+SAMPLES = 20
+FLEET = 50
+HOLDER_PORT = 9000
+LIGHT_MIB = 5
+#: Private memory at which the checkpoint's pause is shown too, in MiB of a live process.
+LARGE_MIB = (100, 300)
+
+SET_UP = """
+set -e
+mkdir -p /root/repo && cd /root/repo && git init -q
+for n in $(seq 1 50); do seq $n $((n + 200)) > file$n; done
+git add . && git -c user.name=bench -c user.email=bench@perdure.invalid commit -qm files
+"""
+#: Talks to the holder without starting an interpreter.
+TELL = 'exec 3<>/dev/tcp/127.0.0.1/{port}; echo {words} >&3; read -r answer <&3; test "${{answer%% *}}" = ok'
+ONE_MB_FILE = "head -c 1048576 /dev/urandom > /root/file"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the parts share. Samples are milliseconds unless the name says otherwise."""
+
+    server: Server
+    client: AsyncClient
+    say: Progress
+    count: int
+    samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def stored(self) -> int:
+        return observe.stored_bytes(self.server.settings.store)
+
+
+async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
+    """The whole suite, about five minutes under emulation. Raises PerdureError when something does not work at all."""
+    async with temporary_server(idle_timeout_s=0.0, checkpoint_interval_s=0.0, pool_size=1) as server:
+        async with AsyncClient(settings=server.settings) as client:
+            bench = Bench(server, client, say, count)
+            ws = await _prepare(bench)
+            asleep = await _weigh_one(bench, ws)
+            await _wakes(bench, ws)
+            pauses = await _checkpoints(bench, ws)
+            await ws.delete()
+            fleet = await _fleet(bench)
+        return [*_wake_rows(bench), *_hibernate_rows(bench), *pauses, *asleep, *fleet]
+
+
+# ------------------------------------------------------------------------------------------------------------------ script
+
+
+async def _sh(ws: AsyncWorkspace, script: str) -> None:
+    result = await ws.commands.run(["bash", "-c", script], timeout=600)
+    expect(result.ok, f"A command of the benchmark failed: {result.stderr.strip() or result.detail or result.end}")
+
+
+async def _prepare(bench: Bench, name: str = "bench") -> AsyncWorkspace:
+    bench.say(f"creating the workspace {name!r} with a repository and a live process")
+    ws = await AsyncWorkspace.create(name, client=bench.client)
+    program = files("perdure.demo") / "programs" / "holder.py"
+    await ws.files.write("/root/holder.py", program.read_bytes())
+    await _sh(ws, SET_UP)
+    holder = await ws.commands.run(["python3", "/root/holder.py", str(HOLDER_PORT)], background=True)
+    async for output in holder:
+        if b"ready" in output.data:
+            break
+    await _tell(ws, f"grow {LIGHT_MIB}")
+    return ws
+
+
+async def _tell(ws: AsyncWorkspace, words: str) -> None:
+    await _sh(ws, TELL.format(port=HOLDER_PORT, words=words))
+
+
+async def _light_script(ws: AsyncWorkspace) -> None:
+    for _ in range(20):
+        result = await ws.commands.run(["git", "-C", "/root/repo", "status", "--short"], timeout=600)
+        expect(result.ok, f"git status failed in the workspace: {result.stderr.strip()}")
+    await _tell(ws, f"change {LIGHT_MIB}")
+    await _sh(ws, ONE_MB_FILE)
+
+
+# ------------------------------------------------------------------------------------------------------------------- wakes
+
+
+async def _wakes(bench: Bench, ws: AsyncWorkspace) -> None:
+    """Each round: a cold boot, a wake and a first exec through the control plane, and a bare wake with its first exec."""
+    async with floor.Rig.open(bench.server.settings) as rig:
+        await rig.prepare(SET_UP)
+        unpooled = 0
+        for round_number in range(bench.count):
+            bench.say(f"wake: round {round_number + 1} of {bench.count}")
+            bench.samples["cold boot"].append(await rig.cold_boot() * 1000)
+            unpooled += not await _one_wake(bench, ws)
+            for name, seconds in (await rig.wake()).items():
+                bench.samples[f"bare {name}"].append(seconds * 1000)
+            await _one_exec(bench, ws)
+    bench.notes["wake"] = "every wake found a pooled machine" if not unpooled else f"{unpooled} wakes found no pooled machine"
+
+
+async def _one_wake(bench: Bench, ws: AsyncWorkspace) -> bool:
+    started = time.perf_counter()
+    report = await ws.wake()
+    took_ms = (time.perf_counter() - started) * 1000
+    timings = report.timings_ms
+    # What came after the guest ran is known to the node; all the rest, the answer's way back too, counts as before.
+    bench.samples["running"].append(took_ms - (max(timings.values()) - timings["running"]))
+    bench.samples["reply"].append(took_ms)
+    await _one_sleep(bench, ws)
+    return report.pooled
+
+
+async def _one_exec(bench: Bench, ws: AsyncWorkspace) -> None:
+    started = time.perf_counter()
+    result = await ws.commands.run(["/bin/true"], timeout=600)
+    bench.samples["exec"].append((time.perf_counter() - started) * 1000)
+    expect(result.ok, f"/bin/true failed in the workspace: {result.detail or result.end}")
+    await _one_sleep(bench, ws)
+
+
+async def _one_sleep(bench: Bench, ws: AsyncWorkspace) -> None:
+    started = time.perf_counter()
+    await ws.sleep()
+    bench.samples["hibernate"].append((time.perf_counter() - started) * 1000)
+
+
+def _wake_rows(bench: Bench) -> list[Row]:
+    taken = bench.samples
+    cold = Against("cold boot, our own init to the agent's hello", taken["cold boot"])
+
+    def bare(name: str) -> Against:
+        return Against("bare: the same QEMU steps without the control plane", taken[f"bare {name}"])
+
+    def with_note(name: str, key: str, against: Against, goal: Goal) -> list[Row]:
+        return rows(name, taken[key], "ms", against=against, goal=goal, note=bench.notes["wake"])
+
+    return [
+        *rows("cold boot", taken["cold boot"], "ms"),
+        *with_note("request to guest running", "running", bare("running"), Goal(at_most=45, times=2.5)),
+        *with_note("request to guest running, against bare", "running", bare("running"), Goal(times=1.5)),
+        *with_note("request to first agent reply", "reply", cold, Goal(times=1 / 25)),
+        *with_note("request to first agent reply, against bare", "reply", bare("reply"), Goal(times=1.5)),
+        *with_note("request to first exec reply", "exec", cold, Goal(times=1 / 10)),
+        *with_note("request to first exec reply, against bare", "exec", bare("exec"), Goal(times=1.5)),
+    ]
+
+
+def _hibernate_rows(bench: Bench) -> list[Row]:
+    cold = Against("cold boot, our own init to the agent's hello", bench.samples["cold boot"])
+    return rows("hibernate, request to answer", bench.samples["hibernate"], "ms", against=cold, goal=Goal(at_most=100))
+
+
+# ------------------------------------------------------------------------------------------------------------- checkpoints
+
+
+async def _checkpoints(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
+    found: list[Row] = []
+    pauses, written = [], []
+    for round_number in range(bench.count):
+        bench.say(f"checkpoint after the light script: round {round_number + 1} of {bench.count}")
+        await _light_script(ws)
+        snapshot = await ws.checkpoint()
+        pauses.append(snapshot.pause_s * 1000)
+        written.append((snapshot.memory_bytes + snapshot.disk_bytes) / 1e6)
+    found += rows("checkpoint pause after the light script", pauses, "ms", goal=Goal(at_most=40), note="freeze and thaw included")
+    found += rows("bytes written by that checkpoint", written, "MB")
+    held = LIGHT_MIB
+    for size in LARGE_MIB:
+        bench.say(f"checkpoint with {size} MiB of private memory")
+        await _tell(ws, f"grow {size - held}")
+        held = size
+        found += await _large(bench, ws, size)
+    return found
+
+
+async def _large(bench: Bench, ws: AsyncWorkspace, size: int) -> list[Row]:
+    pauses, written = [], []
+    for _ in range(max(3, bench.count // 4)):
+        await _tell(ws, f"change {LIGHT_MIB}")
+        snapshot = await ws.checkpoint()
+        pauses.append(snapshot.pause_s * 1000)
+        written.append((snapshot.memory_bytes + snapshot.disk_bytes) / 1e6)
+    return [
+        *rows(f"checkpoint pause with {size} MB private", pauses, "ms", goal=Goal(at_most=0.8 * size), note="<= 0.8 ms/MB"),
+        Row(f"bytes written by the first checkpoint with {size} MB private", written[0], "MB"),
+        *rows(f"bytes written by a later checkpoint with {size} MB private", written[1:], "MB", note=f"{LIGHT_MIB} MiB changed"),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------------ asleep
+
+
+async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
+    """Asleep after one light script: bytes on disk, processes, their memory. The workspace is the only one."""
+    await _light_script(ws)
+    await ws.sleep()
+    waiting = bench.server.settings.pool_size
+    left = max(0, len(observe.vmms(bench.server.pid)) - waiting)
+    return [
+        Row("bytes of a sleeping workspace after the light script", bench.stored() / 1e6, "MB", goal=Goal(at_most=12)),
+        Row("processes of a sleeping workspace", left, "processes", goal=Goal(at_most=0), note="the warm pool aside"),
+    ]
+
+
+async def _fleet(bench: Bench) -> list[Row]:
+    """Many sleeping workspaces: what one costs, and that all of them, and the pool, lie on one base file."""
+    before_bytes, before_memory = bench.stored(), observe.private_bytes(_servers(bench))
+    fleet: list[AsyncWorkspace] = []
+    for number in range(FLEET):
+        if number % 10 == 0:
+            bench.say(f"putting {FLEET} workspaces to sleep: {number} sleep")
+        fleet.append(await AsyncWorkspace.create(f"fleet-{number}", client=bench.client))
+        await fleet[-1].sleep()
+    stored = (bench.stored() - before_bytes) / FLEET / 1e6
+    memory = max(0, observe.private_bytes(_servers(bench)) - before_memory) / FLEET / 1e6
+    processes = max(0, len(observe.vmms(bench.server.pid)) - bench.server.settings.pool_size)
+    for ws in (fleet[0], fleet[-1]):
+        await ws.wake()
+    bases = observe.mapped_files(observe.vmms(bench.server.pid), "ram.base")
+    bench.say(f"deleting {FLEET} workspaces")
+    for ws in fleet:
+        await ws.delete()
+    return [
+        Row(f"bytes of each of {FLEET} fresh sleeping workspaces", stored, "MB", goal=Goal(at_most=12)),
+        Row(
+            f"base files under {FLEET} workspaces",
+            len(bases),
+            "files",
+            goal=Goal(at_most=1),
+            note="two of them awake, and the pool",
+        ),
+        Row(
+            f"processes of {FLEET} sleeping workspaces", processes, "processes", goal=Goal(at_most=0), note="the warm pool aside"
+        ),
+        Row(
+            "private memory that each sleeping workspace adds",
+            memory,
+            "MB",
+            Baseline("private memory of the server's own processes before, in all", before_memory / 1e6),
+            note="growth of the server and its database, their caches included; a sleeping workspace has no process",
+        ),
+    ]
+
+
+def _servers(bench: Bench) -> set[int]:
+    """The server's processes without the VMMs."""
+    return (observe.descendants(bench.server.pid) | {bench.server.pid}) - observe.vmms(bench.server.pid)

@@ -1,0 +1,44 @@
+"""What the host sees: process trees, memory, and bytes on disk, on real processes and files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from perdure.demo import observe
+
+
+def test_descendants_are_found_through_the_process_between() -> None:
+    script = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); sys.stdin.read(); p.kill()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as between:
+        assert between.stdout is not None
+        grandchild = int(between.stdout.readline())
+        assert {between.pid, grandchild} <= observe.descendants(os.getpid())
+        assert grandchild in observe.descendants(between.pid)
+        assert os.getpid() not in observe.descendants(os.getpid())
+        assert observe.vmms(between.pid) == set()
+        between.communicate(b"")
+
+
+def test_private_memory_counts_what_a_process_made_its_own_and_forgives_dead_ones() -> None:
+    before = observe.private_bytes({os.getpid()})
+    mine = bytearray(os.urandom(32 << 20))
+    assert observe.private_bytes({os.getpid(), 2**22 + 1}) - before > 24 << 20
+    assert len(mine) == 32 << 20
+
+
+def test_stored_bytes_count_blocks_not_holes_and_links_once(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    empty = observe.stored_bytes(tmp_path)
+    (tmp_path / "deep" / "full").write_bytes(os.urandom(1 << 20))
+    os.link(tmp_path / "deep" / "full", tmp_path / "again")
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 30)
+    assert 1 << 20 <= observe.stored_bytes(tmp_path) - empty < (1 << 20) + (1 << 17)
+
+
+def test_cpu_time_of_a_dead_process_is_zero() -> None:
+    assert observe.cpu_s(os.getpid()) > 0
+    assert observe.cpu_s(2**22 + 1) == 0
