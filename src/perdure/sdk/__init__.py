@@ -1,1 +1,36 @@
-"""The Python SDK: written async, its sync twin generated."""
+"""The Python SDK: ``Workspace`` for sync code, ``AsyncWorkspace`` for async code, one surface."""
+
+from __future__ import annotations
+
+from perdure.core.errors import PerdureError
+from perdure.sdk._async.client import AsyncClient
+from perdure.sdk._async.commands import AsyncCommandHandle
+from perdure.sdk._async.workspace import AsyncWorkspace
+from perdure.sdk._core import CommandResult, Output
+from perdure.sdk._sync.client import Client
+from perdure.sdk._sync.commands import CommandHandle
+from perdure.sdk._sync.workspace import Workspace
+from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, TransferMismatch
+from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo, WorkspaceInfo
+
+__all__ = [
+    "AsyncClient",
+    "AsyncCommandHandle",
+    "AsyncWorkspace",
+    "CallTimedOut",
+    "Client",
+    "CommandHandle",
+    "CommandResult",
+    "ConnectionLost",
+    "FileInfo",
+    "ImageInfo",
+    "Output",
+    "PerdureError",
+    "ResumeReport",
+    "ServerUnreachable",
+    "SnapshotInfo",
+    "StillRunning",
+    "TransferMismatch",
+    "Workspace",
+    "WorkspaceInfo",
+]

@@ -1,0 +1,1 @@
+"""The async surface. ``tools/unasync.py`` writes ``perdure.sdk._sync`` from it."""

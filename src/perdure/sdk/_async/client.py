@@ -1,0 +1,155 @@
+"""The transport: one HTTP client over the Unix socket or TCP, with retries and errors in one place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx2
+
+from perdure.core.config import Settings
+from perdure.core.errors import PerdureError
+from perdure.sdk import _core
+from perdure.sdk._acompat import apause
+from perdure.sdk._core import Call
+from perdure.sdk.errors import CallTimedOut, ConnectionLost
+from perdure.wire import public
+
+Model = TypeVar("Model", bound=public.Answer)
+
+
+class AsyncClient:
+    """A connection to one server. Without arguments it finds the server as the CLI does.
+
+    ``timeout_s`` bounds how long any one call waits for its answer (None: as long as it takes); a call that ran out of it goes
+    on in the server. Connecting has its own bound of five seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        if url is not None:
+            settings = settings.model_copy(update={"url": url})
+        if api_key is not None:
+            settings = settings.model_copy(update={"api_key": api_key})
+        self.target = _core.find_server(settings)
+        socket = self.target.socket
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+        alive = None if socket else _core.KEEPALIVE  # a wait without timeout must notice a peer that is gone
+        self._http = httpx2.AsyncClient(
+            base_url=self.target.base_url,
+            headers=self.target.headers,
+            transport=httpx2.AsyncHTTPTransport(uds=str(socket) if socket else None, limits=limits, socket_options=alive),
+            timeout=httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S),
+            follow_redirects=False,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections. Workspaces and commands go on."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def request(self, call: Call, *, timeout_s: float | None = None) -> httpx2.Response:
+        """Do a call, repeat it where that is safe, and return its answer; raises the error that the answer stands for."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._once(call, timeout_s)
+            except PerdureError as error:
+                delay_s = _core.retry_after_s(call, error, attempt)
+                if delay_s is None:
+                    raise
+            await apause(delay_s)
+
+    async def _once(self, call: Call, timeout_s: float | None) -> httpx2.Response:
+        options: dict[str, Any] = {"json": call.body} if call.body is not None else {}
+        if timeout_s is not None:
+            options["timeout"] = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
+        with self._seam(call):
+            response = await self._http.request(call.method, call.url, **options)
+        _core.judge(response.status_code, response.content)
+        return response
+
+    async def fetch(self, call: Call, kind: type[Model], *, timeout_s: float | None = None) -> Model:
+        """Do a call and parse its answer."""
+        response = await self.request(call, timeout_s=timeout_s)
+        return kind.model_validate_json(response.content)
+
+    async def send(self, call: Call, content: Any, kind: type[Model]) -> Model:
+        """Do a call with a streamed body (any iterable of bytes), once."""
+        headers = {"content-type": "application/octet-stream"}
+        with self._seam(call):
+            response = await self._http.request(call.method, call.url, content=content, headers=headers)
+        _core.judge(response.status_code, response.content)
+        return kind.model_validate_json(response.content)
+
+    @asynccontextmanager
+    async def stream(self, call: Call, *, silence_s: float | None = _core.SILENCE_S) -> AsyncIterator[httpx2.Response]:
+        """Do a call whose answer lasts. A server that says nothing for ``silence_s`` counts as gone."""
+        options: dict[str, Any] = {"json": call.body} if call.body is not None else {}
+        timeout = httpx2.Timeout(None, connect=_core.CONNECT_TIMEOUT_S)
+        with self._seam(call):
+            async with self._http.stream(call.method, call.url, timeout=timeout, **options) as response:
+                if response.status_code >= 400:
+                    _core.judge(response.status_code, await response.aread())
+                response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
+                yield response
+
+    async def events(self, call: Call) -> AsyncIterator[bytes]:
+        """The lines of an NDJSON answer."""
+        async with self.stream(call) as response:
+            buffer = bytearray()
+            async for chunk in response.aiter_raw():
+                for line in _core.lines(buffer, chunk):
+                    yield line
+
+    @contextmanager
+    def _seam(self, call: Call) -> Iterator[None]:
+        """The one place where transport errors become ours."""
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise _core.unreachable(self.target, str(error)) from error
+        except httpx2.TimeoutException as error:
+            what = f"{call.method} {call.path}"
+            raise CallTimedOut(f"No answer to {what} came in time; the server goes on with it.") from error
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            raise ConnectionLost(f"The connection to {self.target.label} ended before the answer to {call.method}.") from error
+
+    # ------------------------------------------------------------------------------------------------------ server, images
+
+    async def health(self) -> public.Health:
+        return await self.fetch(_core.get("/v1/health"), public.Health)
+
+    async def doctor(self) -> public.DoctorReport:
+        return await self.fetch(_core.get("/v1/doctor"), public.DoctorReport)
+
+    async def images(self) -> list[public.ImageInfo]:
+        return (await self.fetch(_core.get("/v1/images"), public.ImageList)).images
+
+    async def image(self, ref: str) -> public.ImageInfo:
+        return await self.fetch(_core.get(f"/v1/images/{quote(ref, safe='')}"), public.ImageInfo)
+
+    async def remove_image(self, ref: str) -> None:
+        await self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
+
+    async def build_image(self, recipe: str | None = None, *, name: str | None = None) -> AsyncIterator[public.BuildEvent]:
+        """Build an image from a recipe's TOML text (None: the default image); yields its progress, last ``done``."""
+        body = _core.checked(public.BuildImage, recipe=recipe, name=name)
+        async for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
+            yield _core.image_event(line)

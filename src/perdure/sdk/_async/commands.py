@@ -1,0 +1,224 @@
+"""Commands in a workspace."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from perdure.core import ids
+from perdure.core.clock import SystemClock, epoch_ms
+from perdure.core.errors import Conflict, NotFound, PerdureError
+from perdure.sdk import _core
+from perdure.sdk._acompat import AsyncBackground, AsyncData, AsyncHashing, acall, apause
+from perdure.sdk._core import Call, Collector, CommandResult, Follower, Output
+from perdure.sdk._options import OUTPUT_LIMIT_BYTES, RunOptions, run_fields
+from perdure.sdk.errors import ConnectionLost
+from perdure.wire import public
+
+if TYPE_CHECKING:
+    from perdure.sdk._async.workspace import AsyncWorkspace
+
+OnText = Callable[[str], Any]
+
+
+class AsyncCommandHandle:
+    """A command that was started. Iterate over it for its output as bytes, ``wait`` for its end; leaving it does not stop it."""
+
+    def __init__(self, workspace: AsyncWorkspace, follower: Follower, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
+        self._workspace = workspace
+        self._client = workspace.client
+        self._follower = follower
+        self._limit = output_limit_bytes
+
+    @property
+    def exec_id(self) -> str:
+        return self._follower.exec_id
+
+    @property
+    def pid(self) -> int | None:
+        """As the workspace's processes see it; None before the first event."""
+        return self._follower.pid
+
+    @property
+    def outcome(self) -> public.ExecOutcome | None:
+        """How it ended, once an iteration or ``wait`` has seen it."""
+        return self._follower.outcome
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        async with aclosing(self.follow(None)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def follow(self, timeout: float | None) -> AsyncGenerator[Output]:
+        """Output until the command or the wait (seconds) ends; a broken connection is taken up where it broke."""
+        follower = self._follower
+        follower.detached = False
+        while not follower.finished:
+            try:
+                async with self._client.stream(follower.next_call(timeout)) as response:
+                    follower.opened(response.headers)
+                    self._workspace.note(response.headers)
+                    buffer = bytearray()
+                    async for chunk in response.aiter_raw():
+                        for line in _core.lines(buffer, chunk):
+                            output = follower.feed(line)
+                            if output is not None:
+                                yield output
+                if not follower.finished:
+                    raise ConnectionLost("The server ended the stream before the command ended.")
+            except PerdureError as error:
+                await apause(follower.broke(error))
+
+    async def wait(
+        self, timeout: float | None = None, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
+    ) -> CommandResult:
+        """Wait for the end and return it with the output. Raises StillRunning after ``timeout`` seconds; the command goes on."""
+        collector = Collector(self._limit)
+        callbacks = {"stdout": on_stdout, "stderr": on_stderr}
+        async with aclosing(self.follow(timeout)) as outputs:
+            async for output in outputs:
+                await acall(callbacks[output.stream], collector.add(output))
+        for stream, callback in callbacks.items():
+            await acall(callback, collector.rest(stream))
+        if self._follower.outcome is None:
+            raise self._follower.still_running(timeout)
+        return collector.result(self._follower.outcome)
+
+    async def kill(self) -> None:
+        """End the command and everything it started."""
+        await self._workspace.commands.kill(self.exec_id)
+
+    async def send_signal(self, signal: int) -> None:
+        await self._workspace.commands.send_signal(self.exec_id, signal)
+
+    async def send_stdin(self, data: AsyncData, *, eof: bool = False) -> None:
+        """Write to the command's stdin (started with ``stdin=True``); with ``eof`` close it afterwards."""
+        await self._workspace.commands.send_stdin(self.exec_id, data, eof=eof)
+
+
+class AsyncCommands:
+    """``workspace.commands``."""
+
+    def __init__(self, workspace: AsyncWorkspace) -> None:
+        self._workspace = workspace
+
+    @overload
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[False] = False,
+        stdin: AsyncData | bool = False,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        **options: Unpack[RunOptions],
+    ) -> CommandResult: ...
+
+    @overload
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[True],
+        stdin: AsyncData | bool = False,
+        **options: Unpack[RunOptions],
+    ) -> AsyncCommandHandle: ...
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: bool = False,
+        stdin: AsyncData | bool = False,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        **options: Unpack[RunOptions],
+    ) -> CommandResult | AsyncCommandHandle:
+        """Run a command: a string goes through the shell, a list does not. A nonzero exit is a result, not an exception.
+
+        ``timeout`` is how long this call waits (then StillRunning; the command goes on); ``run_limit_s`` and ``idle_limit_s`` end
+        the command. With ``background`` the call returns a handle as soon as the command runs.
+        """
+        start = self._start(cmd, stdin is not False, background, options)
+        limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
+        assert start.exec_id is not None
+        if background:
+            handle = await self._background(start, limit)
+            if not isinstance(stdin, bool):
+                await handle.send_stdin(stdin, eof=True)
+            return handle
+        if not isinstance(stdin, bool):
+            return await self._fed(await self._background(start, limit), stdin, timeout, (on_stdout, on_stderr))
+        handle = AsyncCommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
+        return await handle.wait(timeout, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    async def _fed(
+        self, handle: AsyncCommandHandle, stdin: AsyncData, timeout: float | None, on_text: tuple[OnText | None, OnText | None]
+    ) -> CommandResult:
+        """Feed stdin beside reading: a command that answers while it reads must not stop both."""
+
+        async def feed() -> None:
+            try:
+                await handle.send_stdin(stdin, eof=True)
+            except (Conflict, NotFound):
+                pass  # the command did not want all of it
+            except Exception:
+                await handle.kill()  # it must not take half of its input for all of it
+                raise
+
+        async with AsyncBackground(feed) as feeding:
+            result = await handle.wait(timeout, on_stdout=on_text[0], on_stderr=on_text[1])
+        if feeding.failure is not None:
+            raise feeding.failure
+        return result
+
+    def _start(self, cmd: str | Sequence[str], stdin: bool, background: bool, options: RunOptions) -> public.StartExec:
+        command: dict[str, Any] = {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
+        exec_id = ids.mint("exe", now_ms=epoch_ms(SystemClock()))
+        fields = {**command, **run_fields(options), "exec_id": exec_id, "stdin": stdin, "background": background}
+        start: public.StartExec = _core.checked(public.StartExec, **fields)
+        return start
+
+    async def _background(self, start: public.StartExec, limit: int) -> AsyncCommandHandle:
+        body = start.model_copy(update={"background": True}).model_dump(mode="json", exclude_defaults=True)
+        path = _core.workspace_path(self._workspace.id, "execs")
+        response = await self._workspace.client.request(_core.post(path, body, repeatable=True))
+        self._workspace.note(response.headers)
+        return self._handle(public.ExecInfo.model_validate_json(response.content), limit)
+
+    def _handle(self, info: public.ExecInfo, limit: int) -> AsyncCommandHandle:
+        follower = Follower(self._workspace.id, info.exec_id, None)
+        follower.pid = info.pid
+        return AsyncCommandHandle(self._workspace, follower, limit)
+
+    async def list(self) -> builtins.list[public.ExecInfo]:
+        """Running commands and the recent finished ones whose output is still kept."""
+        return (await self._workspace.fetch(_core.get(self._path()), public.ExecList)).execs
+
+    async def get(self, exec_id: str) -> public.ExecInfo:
+        return await self._workspace.fetch(_core.get(self._path(exec_id)), public.ExecInfo)
+
+    async def attach(self, exec_id: str) -> AsyncCommandHandle:
+        """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept."""
+        return self._handle(await self.get(exec_id), OUTPUT_LIMIT_BYTES)
+
+    connect = attach
+
+    async def kill(self, exec_id: str) -> None:
+        """End the command and everything it started."""
+        await self._workspace.fetch(_core.post(self._path(exec_id, "kill"), repeatable=True), public.Done)
+
+    async def send_signal(self, exec_id: str, signal: int) -> None:
+        await self._workspace.fetch(_core.post(self._path(exec_id, "signal"), {"signal": signal}), public.Done)
+
+    async def send_stdin(self, exec_id: str, data: AsyncData, *, eof: bool = False) -> None:
+        """Write to a command's stdin; with ``eof`` close it afterwards."""
+        call = Call("POST", self._path(exec_id, "stdin"), _core.query_of({"eof": eof}))
+        await self._workspace.client.send(call, AsyncHashing(data), public.StdinWritten)
+
+    def _path(self, *rest: str) -> str:
+        return _core.workspace_path(self._workspace.id, "execs", *rest)

@@ -1,0 +1,199 @@
+"""A workspace: one persistent machine."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from perdure.core.errors import AlreadyExists, PerdureError
+from perdure.sdk import _core
+from perdure.sdk._acompat import default_async_client
+from perdure.sdk._async.client import AsyncClient
+from perdure.sdk._async.commands import AsyncCommands
+from perdure.sdk._async.files import AsyncFiles
+from perdure.sdk._core import Call
+from perdure.sdk._forward import AsyncForward
+from perdure.sdk._options import CreateOptions, create_fields
+from perdure.sdk.errors import rebuild
+from perdure.wire import public
+
+Model = TypeVar("Model", bound=public.Answer)
+
+
+class AsyncWorkspace:
+    """Make one with ``create``, find one with ``connect``. Leaving a ``with`` block neither stops nor deletes it.
+
+    ``info`` is the workspace as the last answer described it, ``report`` says what the last wake that this object saw has kept.
+    """
+
+    def __init__(self, info: public.WorkspaceInfo, client: AsyncClient, report: public.ResumeReport | None = None) -> None:
+        self.info = info
+        self.report = report
+        self.client = client
+        self.commands = AsyncCommands(self)
+        self.files = AsyncFiles(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- make and find
+
+    @classmethod
+    async def create(
+        cls,
+        name: str | None = None,
+        *,
+        exist_ok: bool = False,
+        client: AsyncClient | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Self:
+        """A new workspace, awake. Raises AlreadyExists for a name in use; with ``exist_ok`` connects to that one instead."""
+        client = client or default_async_client()
+        body = _core.checked(public.CreateWorkspace, name=name or _core.fresh_name(), **create_fields(options))
+        call = _core.post("/v1/workspaces", body.model_dump(mode="json", exclude_defaults=True))
+        try:
+            made = await client.fetch(call, public.AwakeAnswer)
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return await cls.connect(body.name, client=client)
+        return cls(made.workspace, client, made.report)
+
+    @classmethod
+    async def connect(cls, ref: str, *, wake: bool = True, client: AsyncClient | None = None) -> Self:
+        """The workspace of that name or id, awake; its ``report`` says what was kept. With ``wake=False`` it may sleep on."""
+        client = client or default_async_client()
+        if not wake:
+            return cls(await client.fetch(_core.get(_core.workspace_path(ref)), public.WorkspaceInfo), client)
+        found = await client.fetch(_core.post(_core.workspace_path(ref, "wake"), repeatable=True), public.AwakeAnswer)
+        return cls(found.workspace, client, found.report)
+
+    @classmethod
+    async def list(
+        cls,
+        *,
+        states: Sequence[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        client: AsyncClient | None = None,
+    ) -> builtins.list[Self]:
+        """All workspaces in any of the states that have all of the metadata, newest last."""
+        client = client or default_async_client()
+        query = [("state", state) for state in states]
+        query += [("metadata", f"{key}={value}") for key, value in (metadata or {}).items()]
+        found = await client.fetch(Call("GET", "/v1/workspaces", tuple(query), repeatable=True), public.WorkspaceList)
+        return [cls(info, client) for info in found.workspaces]
+
+    # ---------------------------------------------------------------------------------------------------------- lifecycle
+
+    async def refresh(self) -> public.WorkspaceInfo:
+        """Ask the server how it is; never wakes it."""
+        self.info = await self.fetch(_core.get(self._path()), public.WorkspaceInfo)
+        return self.info
+
+    get_info = refresh
+
+    async def wake(self, *, deadline_s: float | None = None) -> public.ResumeReport:
+        """Wake it if it sleeps; the report says what was kept. One that is awake answers with its last report."""
+        body = {} if deadline_s is None else {"deadline_s": deadline_s}
+        answer = await self.fetch(_core.post(self._path("wake"), body, repeatable=True), public.AwakeAnswer)
+        self.info, self.report = answer.workspace, answer.report
+        return answer.report
+
+    async def sleep(self) -> public.SnapshotInfo:
+        """Hibernate it: memory, files and processes are kept, nothing of it runs. The next call of any kind wakes it."""
+        answer = await self.fetch(_core.post(self._path("sleep"), repeatable=True), public.AsleepAnswer)
+        self.info = answer.workspace
+        return answer.snapshot
+
+    async def checkpoint(self, name: str | None = None) -> public.SnapshotInfo:
+        """Record it while it runs; it pauses for some milliseconds."""
+        return await self.fetch(_core.post(self._path("checkpoint"), {"name": name} if name else {}), public.SnapshotInfo)
+
+    async def fork(
+        self, count: int = 1, *, snapshot: str | None = None, names: Sequence[str] = ()
+    ) -> builtins.list[Self | PerdureError]:
+        """Copies of it, awake, each with its own identity, from one checkpoint taken now or from ``snapshot``.
+
+        A copy that failed is an error in the list and does not fail the others.
+        """
+        body = _core.checked(public.ForkWorkspace, count=count, snapshot=snapshot, names=[*names])
+        answer = await self.fetch(_core.post(self._path("fork"), body.model_dump(mode="json")), public.ForkAnswer)
+        return [
+            type(self)(one.workspace, self.client) if one.workspace else rebuild(one.model_dump(), 500) for one in answer.results
+        ]
+
+    async def keep_awake(self, seconds: float) -> None:
+        """Do not hibernate it for idleness for so many seconds; 0 ends an earlier wish."""
+        self.info = await self.fetch(
+            _core.post(self._path("keep-awake"), {"seconds": seconds}, repeatable=True), public.WorkspaceInfo
+        )
+
+    async def resize(self, disk_gib: int) -> None:
+        """Grow the disk; takes effect at its next disk boot."""
+        call = _core.post(self._path("resize"), {"disk_gib": disk_gib}, repeatable=True)
+        self.info = await self.fetch(call, public.WorkspaceInfo)
+
+    async def recover(self, how: str) -> public.ResumeReport:
+        """Leave the state ``failed``: ``retry``, ``rewind`` (the snapshot before the head) or ``disk-boot`` (without memory)."""
+        answer = await self.fetch(_core.post(self._path("recover"), {"how": how}), public.AwakeAnswer)
+        self.info, self.report = answer.workspace, answer.report
+        return answer.report
+
+    async def delete(self) -> None:
+        """Free everything it holds, snapshots included. Deleting a deleted one succeeds."""
+        await self.client.request(Call("DELETE", self._path(), repeatable=True))
+
+    pause = sleep
+    resume = wake
+    kill = delete
+
+    # ------------------------------------------------------------------------------------------------------------- history
+
+    async def snapshots(self) -> builtins.list[public.SnapshotInfo]:
+        return (await self.fetch(_core.get(self._path("snapshots")), public.SnapshotList)).snapshots
+
+    async def log(self, *, after_seq: int = 0, limit: int = 1000) -> builtins.list[public.LogEntry]:
+        """Its thread: what happened to it, in order."""
+        return (await self.fetch(_core.get(self._path("log"), after_seq=after_seq, limit=limit), public.Log)).entries
+
+    async def resume_report(self) -> public.ResumeReport | None:
+        """What its last wake kept, asked of the server; None if it never woke."""
+        return (await self.fetch(_core.get(self._path("report")), public.ReportAnswer)).report
+
+    # -------------------------------------------------------------------------------------------------------------- ports
+
+    def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncForward:
+        """A local port that leads to ``port`` inside: ``async with workspace.forward(8000) as tunnel: tunnel.url``."""
+        return AsyncForward(self.client.target, self.id, port, (host, local_port))
+
+    # ------------------------------------------------------------------------------------------------------------ internals
+
+    def note(self, headers: Mapping[str, str]) -> None:
+        """Keep what an answer's headers say about a wake it caused."""
+        if public.RESUME_HEADER in headers:
+            self.report = public.ResumeReport.model_validate_json(headers[public.RESUME_HEADER])
+
+    async def fetch(self, call: Call, kind: type[Model]) -> Model:
+        """Do a call on this workspace and parse its answer."""
+        response = await self.client.request(call)
+        self.note(response.headers)
+        return kind.model_validate_json(response.content)
+
+    def _path(self, *rest: str) -> str:
+        return _core.workspace_path(self.id, *rest)

@@ -1,0 +1,172 @@
+"""A local TCP port that leads to a port inside a workspace: one WebSocket per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from perdure.core.errors import InvalidRequest, PerdureError
+from perdure.sdk._core import CONNECT_TIMEOUT_S, Target, unreachable, workspace_path
+from perdure.sdk.errors import rebuild
+
+EOF = "eof"
+#: The handshake waits for the workspace to be awake.
+OPEN_TIMEOUT_S = 180.0
+
+
+class AsyncForward:
+    """Listens while the ``async with`` block runs. ``last_error`` says why the latest connection was refused."""
+
+    def __init__(self, target: Target, workspace_id: str, port: int, local: tuple[str, int]) -> None:
+        if not 0 < port < 65536 or not 0 <= local[1] < 65536:
+            raise InvalidRequest(
+                f"{port if 0 <= local[1] < 65536 else local[1]} is not a TCP port.", hint="Ports are 1 to 65535."
+            )
+        self._target = target
+        self._path = workspace_path(workspace_id, "tcp", str(port))
+        self._local = local
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+        self.last_error: PerdureError | None = None
+
+    @property
+    def local_port(self) -> int:
+        assert self._server is not None, "the tunnel is not open"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._local[0]}:{self.local_port}"
+
+    async def __aenter__(self) -> Self:
+        host, port = self._local
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port)
+        except OSError as error:
+            raise InvalidRequest(
+                f"The local port {host}:{port} cannot be used: {error.strerror}.", hint="Choose another local port, or 0 for any."
+            ) from error
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            async with await self._open() as websocket:
+                await _pump(reader, writer, websocket)
+        except PerdureError as error:
+            self.last_error = error
+        except (ConnectionClosed, ConnectionError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _open(self) -> ClientConnection:
+        uri = self._target.websocket_url + self._path
+        options: dict[str, Any] = {
+            "additional_headers": self._target.headers,
+            "compression": None,
+            "max_size": None,
+            "open_timeout": OPEN_TIMEOUT_S,
+            "close_timeout": CONNECT_TIMEOUT_S,
+        }
+        try:
+            if self._target.socket is not None:
+                return await unix_connect(str(self._target.socket), uri, **options)
+            return await connect(uri, proxy=None, **options)
+        except InvalidStatus as error:
+            raise _refusal(error) from error
+        except (OSError, WebSocketException) as error:
+            raise unreachable(self._target, str(error)) from error
+
+
+def _refusal(error: InvalidStatus) -> PerdureError:
+    try:
+        answer = json.loads(error.response.body or b"")
+    except ValueError:
+        answer = None
+    return rebuild(answer, error.response.status_code)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, websocket: ClientConnection) -> None:
+    """Both directions until both have ended or either broke."""
+    tasks = [asyncio.create_task(_outward(reader, websocket)), asyncio.create_task(_inward(websocket, writer))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _outward(reader: asyncio.StreamReader, websocket: ClientConnection) -> None:
+    while data := await reader.read(65536):
+        await websocket.send(data)
+    await websocket.send(EOF)
+
+
+async def _inward(websocket: ClientConnection, writer: asyncio.StreamWriter) -> None:
+    async for message in websocket:
+        if isinstance(message, bytes):
+            writer.write(message)
+            await writer.drain()
+        elif message == EOF:
+            if writer.can_write_eof():
+                writer.write_eof()
+            return
+    raise ConnectionResetError("the workspace's side closed the tunnel")
+
+
+class Forward:
+    """The same for sync code: an event loop in a thread of its own."""
+
+    def __init__(self, target: Target, workspace_id: str, port: int, local: tuple[str, int]) -> None:
+        self._tunnel = AsyncForward(target, workspace_id, port, local)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-forward", daemon=True)
+
+    @property
+    def local_port(self) -> int:
+        return self._tunnel.local_port
+
+    @property
+    def url(self) -> str:
+        return self._tunnel.url
+
+    @property
+    def last_error(self) -> PerdureError | None:
+        return self._tunnel.last_error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._tunnel.__aenter__(), self._loop).result()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._tunnel.__aexit__(None, None, None), self._loop).result()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,65 @@
+"""Keyword arguments with many names, typed once for the async and the sync surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from perdure.core.errors import InvalidRequest
+
+
+class CreateOptions(TypedDict, total=False):
+    """Of ``Workspace.create``. Left out: the image's or the server's default. ``template`` is another name of ``image``."""
+
+    image: str
+    template: str
+    memory_mib: int
+    vcpus: int
+    disk_gib: int
+    idle_timeout_s: float  # 0: never sleeps by itself
+    checkpoint_interval_s: float  # 0: off
+    allow: Sequence[str]  # HOST:PORT it may reach
+    envs: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+
+class RunOptions(TypedDict, total=False):
+    """Of ``commands.run``. Limits end the command, in seconds; None means no limit."""
+
+    envs: Mapping[str, str]
+    cwd: str
+    user: str
+    run_limit_s: float | None
+    idle_limit_s: float | None
+    kill_grace_s: float
+    output_limit_bytes: int  # what a result keeps per stream; default 64 MiB
+
+
+OUTPUT_LIMIT_BYTES = 64 << 20
+_CREATE = {"template": "image", "allow": "egress_allow", "envs": "environment"}
+
+
+def create_fields(options: CreateOptions) -> dict[str, Any]:
+    """The API's names of create options."""
+    _known(options, CreateOptions, "Workspace.create")
+    return {_CREATE.get(name, name): _plain(value) for name, value in options.items() if value is not None}
+
+
+def run_fields(options: RunOptions) -> dict[str, Any]:
+    """The API's names of run options."""
+    _known(options, RunOptions, "commands.run")
+    fields = {"env" if name == "envs" else name: _plain(value) for name, value in options.items() if value is not None}
+    fields.pop("output_limit_bytes", None)
+    return fields
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _known(options: Mapping[str, Any], kind: type, call: str) -> None:
+    if unknown := sorted(set(options) - set(kind.__annotations__)):
+        names = ", ".join(sorted(kind.__annotations__))
+        raise InvalidRequest(f"{call} has no option {unknown[0]!r}.", hint=f"Its options are {names}.")

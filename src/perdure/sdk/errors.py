@@ -1,0 +1,61 @@
+"""Errors that only a client can have. All others are those of ``perdure.core.errors``, rebuilt from the server's answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.errors import CorruptData, DeadlineExceeded, PerdureError, Unavailable, error_classes
+
+
+class ServerUnreachable(Unavailable):
+    """Nobody answers; nothing was done."""
+
+    code = "server_unreachable"
+    default_hint = "Run 'perdure up', or set PERDURE_URL and PERDURE_API_KEY."
+
+
+class ConnectionLost(Unavailable):
+    """The connection ended before the answer did."""
+
+    code = "connection_lost"
+    retryable = False
+    ambiguous = True
+    default_hint = "Look at the workspace before repeating the call: it may have been done."
+
+
+class CallTimedOut(DeadlineExceeded):
+    """The caller's own timeout ran out. The server goes on with what it was asked."""
+
+    code = "call_timed_out"
+    retryable = False
+    ambiguous = True
+
+
+class StillRunning(DeadlineExceeded):
+    """The wait for a command ended before the command did. It was not stopped; attach to ``exec_id`` to go on."""
+
+    code = "still_running"
+    retryable = False
+
+    def __init__(self, message: str, *, exec_id: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.exec_id = exec_id
+
+
+class TransferMismatch(CorruptData):
+    """What arrived is not what was sent."""
+
+    code = "transfer_mismatch"
+
+
+def rebuild(answer: object, status: int) -> PerdureError:
+    """The error that a server's JSON answer stands for; an unknown code becomes a plain PerdureError that keeps its flags."""
+    public = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(public, dict):
+        return PerdureError(f"The server answered with HTTP status {status} and no explanation.")
+    kind = error_classes().get(str(public.get("code")), PerdureError)
+    error = kind(str(public.get("message", "")), hint=str(public.get("hint", "")))
+    error.retryable = bool(public.get("retryable"))
+    error.ambiguous = bool(public.get("ambiguous"))
+    error.gone = bool(public.get("gone"))
+    return error
