@@ -14,6 +14,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
+        "src/perdure/guest/control.py": "grows the user's file system with the agent disk's own resize2fs",
         "src/perdure/guest/launch.py": "the last step of a user's command: exec in its own process",
         "src/perdure/guest/linux.py": "the fork that launching and file workers share",
         "src/perdure/guest/worker.py": "file work runs in a process rooted in the user's disk",
@@ -27,6 +28,7 @@ ALLOW: dict[str, dict[str, str]] = {
     "wall-clock": {
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
         "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
+        "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",
     },
     "broad-except": {
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
