@@ -9,7 +9,7 @@ A recipe, complete::
     memory_mib = 512
     vcpus = 1
     disk_gib = 8
-    egress_allow = ["pypi.org:443"]             # HOST:PORT that every workspace of this image may reach
+    egress_allow = ["packages.example.org:443"] # HOST:PORT that every workspace of this image may reach
     warm_up = ["git --version"]                 # run before the golden snapshot, so that they start fast
 
     [files."/etc/motd"]
