@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.disk import Crash, RecordingDisk
 
 from perdure.core import files
 from perdure.core.errors import AlreadyExists, NoSpace
+from tests.fakes.disk import Crash, RecordingDisk
 
 OLD = b"old " * 5000
 NEW = b"new " * 7000

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.disk import RecordingDisk
 
 from perdure.core.errors import CorruptSnapshot, InvalidRequest, NoSpace
 from perdure.core.ids import SegmentId
@@ -20,6 +19,7 @@ from perdure.snapshots import pagelog
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import BaseRam, load, record
 from perdure.snapshots.segments import Codec, SegmentReader, SegmentWriter, decode_head, encode_frame
+from tests.fakes.disk import RecordingDisk
 
 RAM_PAGES = 200
 _count = itertools.count()
