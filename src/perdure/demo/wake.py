@@ -107,7 +107,9 @@ async def _light_script(ws: AsyncWorkspace) -> None:
 
 async def _wakes(bench: Bench, ws: AsyncWorkspace) -> None:
     """Each round: a cold boot, a wake and a first exec through the control plane, and a bare wake with its first exec."""
-    async with floor.Rig.open(bench.server.settings) as rig:
+    isolation = ws.info.isolation
+    assert isolation is not None, "an awake workspace says how it is isolated"
+    async with floor.Rig.open(bench.server.settings, isolation) as rig:
         await rig.prepare(SET_UP)
         unpooled = 0
         for round_number in range(bench.count):

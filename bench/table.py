@@ -1,0 +1,57 @@
+"""Writes docs/benchmarks.md from a benchmark's JSON:  perdure bench wake --json | python bench/table.py
+
+The document says which host the numbers belong to; nothing in it is typed by hand but the words around the table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Made by `perdure bench {suite} --json | python bench/table.py` (or `make bench` for the terminal). Each figure stands beside what was
+measured with it in the same run: read ratios rather than absolutes.
+
+| host | |
+|---|---|
+{host}
+
+| what | value | ratio | baseline | goal | met |
+|---|---:|---:|---|---|---|
+{rows}
+"""
+
+TAIL = """
+*Bare* is the same sequence of QEMU, snapshot and channel steps without control plane, database and HTTP
+(`src/perdure/demo/floor.py`); its samples alternate with the product's. The *light script* is 20 execs of `git status`, 5 MB changed
+in a live process, and a 1 MB file. p50 and p95 are nearest-rank percentiles; goals are judged on the median.
+"""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    ratio = row["ratio"]
+    shown = "" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 or not ratio else f"1/{1 / ratio:.0f}"
+    baseline = "" if row["baseline"] is None else f"{_number(row['baseline_value'])} {row['unit']}: {row['baseline']}"
+    met = {True: "yes", False: "**no**", None: ""}[row["met"]]
+    note = f" ({row['note']})" if row["note"] else ""
+    return f"| {row['name']}{note} | {_number(row['value'])} {row['unit']} | {shown} | {baseline} | {row['goal'] or ''} | {met} |"
+
+
+def render(document: dict[str, Any]) -> str:
+    """The whole page."""
+    host = "\n".join(f"| {name} | {value} |" for name, value in document["host"].items())
+    rows = "\n".join(_row(row) for row in document["rows"])
+    return HEAD.format(suite=document["suite"], host=host, rows=rows) + TAIL
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render(json.load(sys.stdin)))
