@@ -14,8 +14,8 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Made by `perdure bench {suite} --json | python bench/table.py` (or `make bench` for the terminal). Each figure stands beside what was
-measured with it in the same run: read ratios rather than absolutes.
+Made by `perdure bench {suite} --json | python bench/table.py` (or `make bench` for the terminal). Each figure stands beside what
+was measured with it in the same run: read ratios rather than absolutes.
 
 | host | |
 |---|---|
@@ -28,8 +28,8 @@ measured with it in the same run: read ratios rather than absolutes.
 
 TAIL = """
 *Bare* is the same sequence of QEMU, snapshot and channel steps without control plane, database and HTTP
-(`src/perdure/demo/floor.py`); its samples alternate with the product's. The *light script* is 20 execs of `git status`, 5 MB changed
-in a live process, and a 1 MB file. p50 and p95 are nearest-rank percentiles; goals are judged on the median.
+(`src/perdure/demo/floor.py`); its samples alternate with the product's. The *light script* is 20 execs of `git status`, 5 MB
+changed in a live process, and a 1 MB file. p50 and p95 are nearest-rank percentiles; goals are judged on the median.
 """
 
 
