@@ -17,12 +17,12 @@ from perdure.core.errors import NoSpace, NotFound
 from perdure.images import agentdisk
 from perdure.images.agentdisk import AgentRelease
 from perdure.images.bootstrap import choose_mode
-from perdure.images.checksum import file_facts
 from perdure.images.model import Image
 from perdure.images.progress import Progress, ProgressSink, Step, silent
 from perdure.images.recipe import Recipe
 from perdure.images.registry import ImageStore, image_to_json
 from perdure.images.rootdisk import RootDisk, build_root
+from perdure.images.sparse import file_facts
 
 #: Free bytes below which a build is not begun: the unpacked system, its tar and its disk exist at the same time.
 ROOM_BYTES = 3 << 30
@@ -46,7 +46,7 @@ async def build_image(recipe: Recipe, store: ImageStore, options: BuildOptions |
     """
     options = options or BuildOptions()
     name = options.name or recipe.name
-    async with store.only_one(f"build-{name}"):
+    async with store.only_one("build"):
         await asyncio.to_thread(store.sweep)
         present = current(recipe, store, name)
         if present is not None and options.if_missing and is_current_agent(present, store):
@@ -59,7 +59,9 @@ async def build_image(recipe: Recipe, store: ImageStore, options: BuildOptions |
             if root is None:
                 root = await build_root(recipe, scratch, mode, options.progress)
             options.progress(Progress(Step.STORE, "Checksums"))
-            return await asyncio.to_thread(_assemble, _Parts(recipe, name, release, root), store, scratch)
+            image = await asyncio.to_thread(_assemble, _Parts(recipe, name, release, root), store, scratch)
+        await asyncio.to_thread(_drop_old_releases, store)
+        return image
 
 
 def current(recipe: Recipe, store: ImageStore, name: str) -> Image | None:
@@ -75,6 +77,15 @@ def is_current_agent(image: Image, store: ImageStore) -> bool:
     """Whether the image's agent disk is the one this version of Perdure makes."""
     wanted = agentdisk.sources_digest()
     return any(r.digest == image.agent_release and r.sources_digest == wanted for r in agentdisk.releases(store.root))
+
+
+def _drop_old_releases(store: ImageStore) -> None:
+    """Agent releases that neither an image nor the next build uses. Their files live on in images, by hard links."""
+    used = {image.agent_release for image in store.all()}
+    wanted = agentdisk.sources_digest()
+    for release in agentdisk.releases(store.root):
+        if release.digest not in used and release.sources_digest != wanted:
+            files.remove_tree(release.directory)
 
 
 def _reuse(image: Image) -> RootDisk:

@@ -1,9 +1,9 @@
 """Golden snapshots: an image booted once per (size, VMM), warmed up, and captured.
 
-Its RAM file is the base that every workspace of that image and size maps privately (DESIGN D2), so here the machine maps it shared
-and its writes reach the file. The file is then copied without its zero pages: they stay holes, cost nothing and read as zeros. A
-golden is made in a temporary directory and takes its place by one rename; of several processes that want the same one, one makes
-it and the others find it.
+Its RAM file is the base that every workspace of that image and size maps privately (DESIGN D2), so here the machine maps it
+shared and its writes reach the file. The file is then copied without its zero pages: they stay holes, cost nothing and read as
+zeros. A golden is made in a temporary directory and takes its place by one rename; of several processes that want the same one,
+one makes it and the others find it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from perdure.core import files
 from perdure.core.errors import MachineFailed
-from perdure.images.checksum import data_extents, file_facts
 from perdure.images.model import Golden, Image
 from perdure.images.progress import Progress, ProgressSink, Step, silent
 from perdure.images.recipe import check_size
 from perdure.images.registry import ImageStore, golden_to_json, load_golden
+from perdure.images.sparse import copy_without_zeros, file_facts
 from perdure.machines.driver import (
-    PAGE_SIZE,
     Accelerator,
     DiskChain,
     DiskLayer,
@@ -43,8 +40,6 @@ from perdure.machines.fingerprint import GuestFacts, fingerprint, fingerprint_pa
 from perdure.machines.guestlink import GuestLink
 from perdure.snapshots.layers import create_layer
 from perdure.wire.node import MachineSize
-
-_COPY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,25 +205,3 @@ def _finish(spec: GoldenSpec, mark: str, scratch: Path, boot_s: float) -> None:
         ram_stored_bytes=files.stored_bytes(base),
     )
     files.create_file(output / "golden.json", golden_to_json(golden, facts), mode=0o444)
-
-
-def copy_without_zeros(source: Path, destination: Path) -> int:
-    """Copy a file so that each of its zero pages is a hole; returns the bytes of the other pages. Raises NoSpace."""
-    copied = 0
-    with files.no_space_named(destination), source.open("rb") as reader, destination.open("xb") as writer:
-        size = os.fstat(reader.fileno()).st_size
-        writer.truncate(size)
-        for start, end in data_extents(reader.fileno(), size):
-            for offset in range(start - start % PAGE_SIZE, end, _COPY_BYTES):
-                chunk = os.pread(reader.fileno(), min(_COPY_BYTES, end - offset), offset)
-                for first, last in _non_zero_runs(chunk):
-                    copied += os.pwrite(writer.fileno(), memoryview(chunk)[first:last], offset + first)
-    return copied
-
-
-def _non_zero_runs(chunk: bytes) -> list[tuple[int, int]]:
-    """(first, last) byte of each run of pages that are not all zeros."""
-    pages = np.frombuffer(chunk, dtype=np.uint64).reshape(-1, PAGE_SIZE // 8)
-    used = np.concatenate(([False], pages.any(axis=1), [False]))
-    edges = np.flatnonzero(used[1:] != used[:-1]) * PAGE_SIZE
-    return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]

@@ -1,0 +1,149 @@
+"""Recipes: what a good one means, and that every mistake is one sentence that says what and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.core.errors import InvalidRequest, NotFound
+from perdure.images.recipe import Recipe, check_size, load_recipe, parse_recipe, shipped_recipes
+from perdure.wire.node import MachineSize
+
+
+def parse(text: str, beside: Path | None = None) -> Recipe:
+    return parse_recipe(text.encode(), where="r.toml", beside=beside)
+
+
+def test_the_base_recipe_is_shipped_and_has_what_the_guide_promises() -> None:
+    assert "base" in shipped_recipes()
+    recipe = load_recipe("base")
+    assert recipe.name == "base"
+    assert {"git", "curl", "python3", "ca-certificates", "procps", "iproute2"} <= set(recipe.packages)
+    assert recipe.size == MachineSize(512, 1)
+
+
+def test_a_complete_recipe() -> None:
+    recipe = parse(
+        """
+        name = "dev"
+        packages = ["git", "g++", "nodejs=20.1-1"]
+        commands = ["useradd -m agent"]
+        environment = { LANG = "C.UTF-8" }
+        memory_mib = 1024
+        vcpus = 2
+        disk_gib = 20
+        egress_allow = ["pypi.org:443", "*.example.org:443", "10.0.0.0/8:80", "[::1]:8080"]
+        warm_up = ["git --version"]
+        [files."/etc/motd"]
+        content = "hello"
+        mode = 0o600
+        """
+    )
+    assert (recipe.memory_mib, recipe.vcpus, recipe.disk_gib) == (1024, 2, 20)
+    assert recipe.files[0].path == "/etc/motd"
+    assert recipe.files[0].content == b"hello"
+    assert recipe.files[0].mode == 0o600
+
+
+def test_a_source_file_lies_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "motd").write_bytes(b"\xff\x00")
+    (tmp_path / "r.toml").write_text('name = "x"\n[files."/etc/motd"]\nsource = "motd"\n')
+    assert load_recipe(str(tmp_path / "r.toml")).files[0].content == b"\xff\x00"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name = ", "is not TOML"),
+        ("", "name is None"),
+        ('name = "Base"', "'Base'"),
+        ('name = "../x"', "'../x'"),
+        ('name = "x"\npackage = ["git"]', "'package' is not a key"),
+        ('name = "x"\npackages = "git"', "packages is not a list"),
+        ('name = "x"\npackages = ["git; rm -rf /"]', "is not a Debian package name"),
+        ('name = "x"\npackages = ["--purge"]', "is not a Debian package name"),
+        ('name = "x"\ncommands = [""]', "'' in commands"),
+        ('name = "x"\ncommands = [1]', "1 in commands"),
+        ('name = "x"\nmemory_mib = 64', "memory_mib is 64, but must be between 192"),
+        ('name = "x"\nmemory_mib = "512"', "memory_mib is '512', not a whole number"),
+        ('name = "x"\nmemory_mib = true', "memory_mib is True"),
+        ('name = "x"\nvcpus = 0', "vcpus is 0"),
+        ('name = "x"\ndisk_gib = 0', "disk_gib is 0"),
+        ('name = "x"\negress_allow = ["pypi.org"]', "'pypi.org' in egress_allow is not HOST:PORT"),
+        ('name = "x"\negress_allow = ["http://pypi.org:443"]', "is not HOST:PORT"),
+        ('name = "x"\nenvironment = ["A=1"]', "environment is not a table"),
+        ('name = "x"\nenvironment = { "A-B" = "1" }', "A-B"),
+        ('name = "x"\nenvironment = { A = 1 }', "no variable with a text value"),
+        ('name = "x"\nfiles = []', "files is not a table"),
+        ('name = "x"\n[files."etc/motd"]\ncontent = ""', "not a plain absolute path"),
+        ('name = "x"\n[files."/etc/../motd"]\ncontent = ""', "not a plain absolute path"),
+        ('name = "x"\n[files."/etc//motd"]\ncontent = ""', "not a plain absolute path"),
+        ('name = "x"\n[files."/m"]\nmode = 0o600', "exactly one of content and source"),
+        ('name = "x"\n[files."/m"]\ncontent = ""\nsource = ""', "exactly one of content and source"),
+        ('name = "x"\n[files."/m"]\ncontent = ""\nowner = 1', "unknown key 'owner'"),
+        ('name = "x"\n[files."/m"]\ncontent = ""\nmode = 0o100000', "has the mode"),
+        ('name = "x"\n[files."/m"]\ncontent = 1', "is not text"),
+        ('name = "x"\n[files."/m"]\nsource = "m"', "lies in no directory"),
+    ],
+)
+def test_every_mistake_is_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(text)
+    assert says in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_source_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'nowhere' of the file /m cannot be read"):
+        parse('name = "x"\n[files."/m"]\nsource = "nowhere"', tmp_path)
+
+
+def test_bytes_that_are_no_text() -> None:
+    with pytest.raises(InvalidRequest, match=r"r\.toml is not TOML"):
+        parse_recipe(b"\xff\xfe", where="r.toml", beside=None)
+
+
+def test_an_unknown_recipe_lists_the_shipped_ones() -> None:
+    with pytest.raises(NotFound, match="no recipe named 'bas'; Perdure ships base"):
+        load_recipe("bas")
+
+
+def test_a_recipe_file_that_is_not_there() -> None:
+    with pytest.raises(NotFound, match=r"nowhere/r\.toml cannot be read"):
+        load_recipe("nowhere/r.toml")
+
+
+def test_comments_name_and_package_order_do_not_change_the_digest() -> None:
+    first = parse('name = "a"\npackages = ["git", "curl"]')
+    second = parse('# why\nname = "b"\npackages = ["curl", "git"]')
+    assert first.digest == second.digest
+
+
+@pytest.mark.parametrize(
+    ("line", "changes_root"),
+    [
+        ('packages = ["curl"]', True),
+        ('commands = ["true"]', True),
+        ("disk_gib = 9", True),
+        ('[files."/m"]\ncontent = "x"', True),
+        ("memory_mib = 513", False),
+        ("vcpus = 2", False),
+        ('warm_up = ["true"]', False),
+        ('environment = { A = "1" }', False),
+        ('egress_allow = ["a:1"]', False),
+    ],
+)
+def test_every_other_key_changes_the_digest(line: str, changes_root: bool) -> None:
+    plain, changed = parse('name = "a"'), parse(f'name = "a"\n{line}')
+    assert plain.digest != changed.digest
+    assert (plain.root_digest != changed.root_digest) is changes_root
+
+
+def test_sizes_that_cannot_boot_say_the_bound() -> None:
+    assert check_size(MachineSize(192, 1)) == MachineSize(192, 1)
+    with pytest.raises(InvalidRequest, match="memory_mib is 191, but must be between 192 and"):
+        check_size(MachineSize(191, 1))
+    with pytest.raises(InvalidRequest, match="vcpus is 65"):
+        check_size(MachineSize(512, 65))
