@@ -1,7 +1,7 @@
-"""What must be equal for a device state to be loaded: the fingerprint of a machine, with its parts so that a mismatch can be explained.
+"""What must be equal for a device state to be loaded: a machine's fingerprint, in parts so that a mismatch can be explained.
 
-The disk's size is no part: it is the host device's, and a guest learns of another one. Nor is the agent disk: a snapshot names its
-image by digest and always gets that image's own.
+The disk's size is no part: it is the host device's, and a guest learns of another one. Nor is the agent disk: a snapshot names
+its image by digest and always gets that image's own.
 """
 
 from __future__ import annotations

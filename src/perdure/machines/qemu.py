@@ -7,6 +7,7 @@ inside its jail until it is in its cgroup), the QMP session, the view of guest m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -353,10 +354,8 @@ async def _end(child: Child, qmp: QmpClient, serial: Tail) -> None:
 
 
 async def _start_failed(child: Child, qmp: QmpClient, serial: Tail, error: BaseException) -> MachineFailed:
-    try:
+    with contextlib.suppress(DeadlineExceeded):
         await process.wait_for_exit(child.watched, 2.0)  # it may be about to say why
-    except DeadlineExceeded:
-        pass
     words = child.stderr.text()
     await _end(child, qmp, serial)
     last = words.splitlines()[-1] if words else str(error) or type(error).__name__

@@ -110,7 +110,7 @@ def _process(call: Invocation) -> list[str]:
         "-sandbox",
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-object",
-        f"main-loop,id=main-loop,thread-pool-min=0,thread-pool-max={IO_THREADS_MAX}",
+        f"main-loop,id=main-loop,thread-pool-min=2,thread-pool-max={IO_THREADS_MAX}",
     ]
 
 

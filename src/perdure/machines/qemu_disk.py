@@ -8,6 +8,7 @@ read-only when it is frozen; the writable one is taken away then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,17 @@ class RootDisk:
         self._nodes.append(self._pending)
         self._pending = None
         self._retired.append(active)
+
+    def flush_file(self) -> None:
+        """Have the host write the active layer's file out. Blocks; a speed-up, so errors are left to QEMU's own flush."""
+        if not self._nodes:
+            return
+        with contextlib.suppress(OSError):
+            fd = os.open(self._nodes[-1].layer.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
 
     async def tidy(self) -> None:
         """Take the writable descriptors of frozen layers away; outside of a pause, because it can wait."""

@@ -65,7 +65,9 @@ def claim(spec: LaunchSpec) -> None:
     if (spec.run_dir / MARKER).is_file():  # of a dead machine
         shutil.rmtree(spec.run_dir)
     if spec.run_dir.is_dir() and any(spec.run_dir.iterdir()):
-        raise InvalidRequest(f"The run directory {spec.run_dir.name} is not empty and not a machine's.", internal=str(spec.run_dir))
+        raise InvalidRequest(
+            f"The run directory {spec.run_dir.name} is not empty and not a machine's.", internal=str(spec.run_dir)
+        )
     _ours.add(guest_name(spec))
     spec.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     (spec.run_dir / MARKER).write_text(spec.name)

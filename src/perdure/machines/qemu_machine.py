@@ -75,6 +75,7 @@ class QemuMachine:
         self._ending: EventKind | None = None
         self._dead = asyncio.Event()
         self._clean = False
+        self._spent_fdsets: list[int] = []
         page_count = (spec.shape.memory_mib << 20) // PAGE_SIZE
         self.memory = ProcessMemory(self.pid, spec.ram.path.stat().st_ino, page_count, parts.vmm.is_alive)
 
@@ -122,6 +123,9 @@ class QemuMachine:
         self._require("pause", *_AWAKE)
         # A collapse would go on writing to the active layer while the machine is captured.
         await self._disk.cancel_stream()
+        if self.state is MachineState.RUNNING:
+            # Stopping flushes the disk; what can be flushed while the guest still runs does not lengthen the pause.
+            await asyncio.to_thread(self._disk.flush_file)
         await self._qmp.execute("stop")
         self._check_alive()
         self.state = MachineState.PAUSED
@@ -134,7 +138,10 @@ class QemuMachine:
         except QmpError:
             self.state = before
             raise
+        # What could wait until the guest runs again: take away descriptors that a capture has used up.
         await self._disk.tidy()
+        while self._spent_fdsets:
+            await self._qmp.execute("remove-fd", {"fdset-id": self._spent_fdsets.pop()})
 
     async def save_devices(self, destination: Path) -> None:
         self._require("save device state", MachineState.PAUSED)
@@ -158,11 +165,8 @@ class QemuMachine:
 
     async def _save_to(self, fd: int) -> None:
         fdset = (await self._qmp.execute("add-fd", {}, fd=fd))["fdset-id"]
-        try:
-            await self._qmp.execute("xen-save-devices-state", {"filename": f"/dev/fdset/{fdset}", "live": False})
-        finally:
-            if self._qmp.is_open:
-                await self._qmp.execute("remove-fd", {"fdset-id": fdset})
+        self._spent_fdsets.append(fdset)
+        await self._qmp.execute("xen-save-devices-state", {"filename": f"/dev/fdset/{fdset}", "live": False})
 
     async def open_overlay(self, overlay: DiskLayer) -> None:
         self._require("open a disk layer", *_AWAKE)
