@@ -1,4 +1,4 @@
-"""When a workspace sleeps, and when it is checkpointed by itself. Pure: times are arguments.
+"""When a workspace sleeps, and when it is checkpointed by itself. Pure: every time is an argument, in seconds from now.
 
 Idle is a conjunction (DESIGN D9): no inbound request or stream, no open exec, no outbound stream, no ``keep_awake``, and all of
 that for ``idle_timeout_s``.
@@ -7,7 +7,6 @@ that for ``idle_timeout_s``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 
 from perdure.wire.node import Activity
@@ -31,14 +30,14 @@ class Observation:
 
     held: int  # callers inside ``awake``
     idle_for_s: float  # since the last of them left, or since the wake
-    keep_awake_until: datetime | None
+    keep_awake_for_s: float  # left of ``keep_awake``; 0 or less: nothing asked for
     captured_s_ago: float  # since the last capture, or since the wake
 
 
-def decide(activity: Activity, observation: Observation, now: datetime, policy: Policy) -> Decision:
-    """What to do with an awake workspace at ``now``."""
+def decide(activity: Activity, observation: Observation, policy: Policy) -> Decision:
+    """What to do with an awake workspace."""
     busy = activity.open_execs or activity.open_streams or activity.open_outbound or observation.held
-    kept = observation.keep_awake_until is not None and now < observation.keep_awake_until
+    kept = observation.keep_awake_for_s > 0
     idle_s = min(activity.idle_for_s, observation.idle_for_s)
     if policy.idle_timeout_s > 0 and not busy and not kept and idle_s >= policy.idle_timeout_s:
         return Decision.HIBERNATE

@@ -40,6 +40,7 @@ class Event(StrEnum):
     POWERED_OFF = "powered-off"
     UNRESPONSIVE = "unresponsive"
     FILES_MISSING = "files-missing"  # the head snapshot is not on its node
+    SALVAGED = "salvaged"  # a newer disk turned up after the loss was recorded
     DELETE = "delete"
 
 
@@ -105,6 +106,7 @@ _TABLE: dict[State, dict[Event, Transition]] = {
         Event.WAKE: Transition(State.WAKING, (Command.START,), new_generation=True),
         Event.RECOVER: Transition(State.WAKING, (Command.START,), new_generation=True),
         Event.FILES_MISSING: Transition(State.FAILED),
+        Event.SALVAGED: Transition(State.HIBERNATED),
         Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
     },
     State.WAKING: {
@@ -115,6 +117,7 @@ _TABLE: dict[State, dict[Event, Transition]] = {
         Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
     },
     State.FAILED: {
+        Event.SALVAGED: Transition(State.FAILED),
         Event.RECOVER: Transition(State.WAKING, (Command.START,), new_generation=True),
         Event.DELETE: Transition(State.DELETED, (Command.FREE,)),
     },

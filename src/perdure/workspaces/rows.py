@@ -19,6 +19,15 @@ _CONFINEMENT = TypeAdapter(Confinement)
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """As much of a snapshot as a start needs."""
+
+    id: SnapshotId
+    has_memory: bool
+    disk_gib: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A workspace with what only the control plane needs. ``now`` is the database's time of reading."""
 
@@ -30,6 +39,14 @@ class Record:
     rewound: str
     report: ResumeReport | None
     now: datetime
+
+    @property
+    def head(self) -> Point | None:
+        """Where a wake starts from."""
+        snapshot_id = self.workspace.head_snapshot_id
+        if snapshot_id is None:
+            return None
+        return Point(snapshot_id, bool(self.head_has_memory), self.head_disk_gib or self.workspace.disk_gib)
 
     @property
     def id(self) -> WorkspaceId:

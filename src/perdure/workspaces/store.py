@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -20,7 +21,7 @@ from perdure.wire.node import SnapshotFacts
 from perdure.workspaces import rows
 from perdure.workspaces.lifecycle import Event, Refusal, Transition, decide
 from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
-from perdure.workspaces.rows import Record
+from perdure.workspaces.rows import Point, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,36 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a workspace stands, in brief."""
+
+    id: WorkspaceId
+    state: WorkspaceState
+    generation: int
+    head: SnapshotId | None
+    has_unfinished: bool  # a snapshot of it is pending
+
+
+class SnapshotState(StrEnum):
+    """pending ─(the node made it)→ complete ─(superseded, freed)→ deleting ─(the node deleted it)→ no row."""
+
+    PENDING = "pending"
+    COMPLETE = "complete"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotRow:
     """A row of ``snapshots`` as the reconciler sees it."""
 
     id: SnapshotId
     workspace_id: WorkspaceId
-    state: str
+    state: SnapshotState
     reason: SnapshotReason
 
 
 #: Journal kinds where the state's name does not say it.
-_KINDS = {Event.CHECKPOINTED: "checkpoint"}
+_KINDS = {Event.CHECKPOINTED: "checkpoint", Event.SALVAGED: "salvaged"}
 
 
 def transition_or_refuse(name: str, state: WorkspaceState, event: Event) -> Transition:
@@ -177,9 +197,19 @@ class WorkspaceStore:
         row = await self.database.one("workspaces.keep_awake", id=at.id, seconds=seconds, body=body)
         return rows.record(self._unless_stale(at, row))
 
-    async def unsettled(self, node_id: NodeId) -> list[WorkspaceId]:
-        """Every workspace of a node that is not deleted."""
-        return [WorkspaceId(row["id"]) for row in await self.database.all("workspaces.unsettled", node_id=node_id)]
+    async def standing(self, node_id: NodeId) -> list[Standing]:
+        """Every workspace of a node that is not deleted, as briefly as a reconciler needs it."""
+        found = await self.database.all("workspaces.standing", node_id=node_id)
+        return [
+            Standing(
+                WorkspaceId(row["id"]),
+                WorkspaceState(row["state"]),
+                row["generation"],
+                SnapshotId(row["head_snapshot_id"]) if row["head_snapshot_id"] else None,
+                row["has_unfinished"],
+            )
+            for row in found
+        ]
 
     async def expired(self, node_id: NodeId) -> list[WorkspaceId]:
         return [WorkspaceId(row["id"]) for row in await self.database.all("workspaces.expired", node_id=node_id)]
@@ -233,19 +263,30 @@ class WorkspaceStore:
             )
         return rows.snapshot(row)
 
-    async def before(self, at: Record) -> Snapshot | None:
+    async def before(self, at: Record) -> Point | None:
         """The snapshot before the head."""
         row = await self.database.one("snapshots.before", workspace_id=at.id, head=at.workspace.head_snapshot_id)
-        return rows.snapshot(row) if row else None
+        return Point(SnapshotId(row["id"]), row["has_memory"], row["disk_gib"]) if row else None
+
+    async def note(self, tx: Transaction, at: Record, kind: str, body: Mapping[str, Any]) -> None:
+        """A journal entry that changes no state. Takes the workspace's row lock."""
+        parameters = {"workspace_id": at.id, "kind": kind, "generation": at.generation, "body": canonical(body)}
+        await tx.one("journal.append", **parameters)
 
     async def unfinished(self, workspace_id: WorkspaceId) -> list[tuple[SnapshotId, SnapshotReason]]:
         found = await self.database.all("snapshots.unfinished", workspace_id=workspace_id)
         return [(SnapshotId(row["id"]), SnapshotReason(row["reason"])) for row in found]
 
     async def on_node(self, node_id: NodeId) -> list[SnapshotRow]:
+        found = await self.database.all("snapshots.on_node", node_id=node_id)
         return [
-            SnapshotRow(SnapshotId(row["id"]), WorkspaceId(row["workspace_id"]), row["state"], SnapshotReason(row["reason"]))
-            for row in await self.database.all("snapshots.on_node", node_id=node_id)
+            SnapshotRow(
+                SnapshotId(row["id"]),
+                WorkspaceId(row["workspace_id"]),
+                SnapshotState(row["state"]),
+                SnapshotReason(row["reason"]),
+            )
+            for row in found
         ]
 
     async def supersede(self, tx: Transaction, workspace_id: WorkspaceId, keep: int) -> int:

@@ -36,11 +36,13 @@ order by w.created_at, w.id;
 -- Names in use that begin with a prefix, to number new ones.
 select name from workspaces where tenant_id = %(tenant_id)s and state <> 'deleted' and starts_with(name, %(prefix)s);
 
--- name: unsettled
+-- name: standing
 -- What a reconciler looks at: everything of a node that is not deleted.
-select id, state, generation, head_snapshot_id from workspaces
-where node_id = %(node_id)s and state <> 'deleted'
-order by id;
+select w.id, w.state, w.generation, w.head_snapshot_id,
+       exists (select 1 from snapshots s where s.workspace_id = w.id and s.state = 'pending') as has_unfinished
+from workspaces w
+where w.node_id = %(node_id)s and w.state <> 'deleted'
+order by w.id;
 
 -- name: expired
 -- Lost branches past their time that nobody is using.

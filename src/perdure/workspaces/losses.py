@@ -1,0 +1,181 @@
+"""What becomes of a workspace whose machine is lost, must go, or was only half started.
+
+The newer disk of a lost machine is never deleted: it becomes a disk-only branch ``NAME@lost-TIME`` that expires after some days.
+``settle`` is repeatable, so the reconciler and the happy path share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import suppress
+
+from perdure.core.errors import NotFound, PerdureError, StaleGeneration
+from perdure.core.ids import SnapshotId
+from perdure.db.database import Transaction
+from perdure.wire.node import Inventory, SnapshotFacts
+from perdure.workspaces.lifecycle import WITH_MACHINE, Event
+from perdure.workspaces.model import Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
+from perdure.workspaces.owner import Owner
+from perdure.workspaces.rows import Record
+from perdure.workspaces.store import Change, NewWorkspace
+from perdure.workspaces.tools import Tools
+
+_log = logging.getLogger(__name__)
+
+DAY_S = 86400.0
+
+
+async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: Event) -> tuple[Record, Snapshot]:
+    """A capture is done: its row is complete, it is the head, retention is applied, the state moves; all or nothing."""
+    keep = tools.settings.keep_automatic_checkpoints
+    body = {
+        **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
+        **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
+    }
+    async with tools.store.database.transaction() as tx:
+        snapshot = await tools.store.complete(tx, facts)
+        if snapshot is None:
+            raise StaleGeneration(f"Snapshot {facts.snapshot_id} of {at.workspace.name!r} was given up meanwhile.")
+        record = await tools.store.move(at, event, Change(head=facts.snapshot_id, body=body), tx)
+        await tools.store.supersede(tx, at.id, keep)
+    return record, snapshot
+
+
+class Losses:
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._store = tools.store
+
+    async def settle(self, owner: Owner, at: Record, event: Event, why: str, *, inventory: Inventory | None = None) -> Record:
+        """The machine is lost, or must go: adopt snapshots it finished, keep its newer disk as a branch, and record where the
+        workspace stands. Repeatable: a crash anywhere in here is taken up by the next call."""
+        owner.live = None
+        node = self._tools.node(at)
+        inventory = inventory or await node.inventory()
+        at = await self.adopt_finished(at, inventory)
+        left = [machine for machine in inventory.machines if machine.workspace_id == at.id]
+        salvages = await self._salvages(at)  # an earlier call was killed between the node's work and our commit
+        disks = [facts for facts in inventory.snapshots if facts.snapshot_id in salvages]
+        for machine in left:
+            await node.stop(at.id, machine.generation, keep_overlay=True)
+            disks += await self._salvage(at, machine.generation)
+        record = await self._commit_loss(at, event, why, disks)
+        for machine in left:
+            with suppress(StaleGeneration, NotFound):
+                await node.stop(at.id, machine.generation)
+        return record
+
+    async def _salvages(self, at: Record) -> set[SnapshotId]:
+        unfinished = await self._store.unfinished(at.id)
+        return {snapshot_id for snapshot_id, reason in unfinished if reason is SnapshotReason.SALVAGED}
+
+    async def _salvage(self, at: Record, generation: int) -> list[SnapshotFacts]:
+        snapshot_id = self._tools.mint_snapshot()
+        await self._store.intend(at, snapshot_id, SnapshotReason.SALVAGED)
+        facts = await self._tools.node(at).salvage(at.id, generation, snapshot_id)
+        if facts is None:
+            await self._store.forget(snapshot_id)
+            return []
+        return [facts]
+
+    async def adopt_finished(self, at: Record, inventory: Inventory) -> Record:
+        """Captures that are complete on the node become what they were meant to be; the others are given up. Salvaged disks
+        wait for ``_commit_loss``."""
+        whole = {facts.snapshot_id: facts for facts in inventory.snapshots}
+        for snapshot_id, reason in await self._store.unfinished(at.id):
+            if snapshot_id not in whole:
+                await self._store.forget(snapshot_id)
+            elif reason is SnapshotReason.SALVAGED:
+                continue
+            elif at.state is WorkspaceState.HIBERNATING and reason is SnapshotReason.HIBERNATE:
+                at, _ = await commit_capture(self._tools, at, whole[snapshot_id], Event.CAPTURED)
+            elif at.state is WorkspaceState.RUNNING:
+                at, _ = await commit_capture(self._tools, at, whole[snapshot_id], Event.CHECKPOINTED)
+        return at
+
+    async def _commit_loss(self, at: Record, event: Event, why: str, disks: list[SnapshotFacts]) -> Record:
+        """One transaction: salvaged disks become branches (after a power-off the workspace's own head), and the workspace goes
+        where the event takes it. One that has no machine by now stays where it is and only learns the branch's name."""
+        settled = at.state not in WITH_MACHINE
+        if settled and not disks:
+            return at
+        own = event is Event.POWERED_OFF and not settled
+        head, branch = None, None
+        async with self._store.database.transaction() as tx:
+            for facts in disks:
+                if own:
+                    await self._store.complete(tx, facts)
+                    head = facts.snapshot_id
+                else:
+                    branch = await self._insert_lost(at, facts, tx)
+            change = Change(
+                detail=why + (f" Its newer disk is kept as {branch!r}." if branch else ""),
+                head=head,
+                lost_branch=branch,
+                rewound=None if own or settled else why,
+                body={"salvaged": len(disks), "lost_branch": branch},
+            )
+            record = await self._store.move(at, Event.SALVAGED if settled else event, change, tx)
+            if own:
+                await self._store.supersede(tx, at.id, self._tools.settings.keep_automatic_checkpoints)
+        return record
+
+    async def _insert_lost(self, at: Record, facts: SnapshotFacts, tx: Transaction) -> str:
+        """The salvaged disk as a workspace of its own; returns its name."""
+        was = at.workspace
+        name = await self._lost_name(at)
+        new = NewWorkspace(
+            id=self._tools.mint_workspace(),
+            tenant_id=was.tenant_id,
+            name=name,
+            kind=WorkspaceKind.LOST,
+            node_id=at.node_id,
+            image=was.image,
+            image_name=was.image_name,
+            memory_mib=was.size.memory_mib,
+            vcpus=was.size.vcpus,
+            disk_gib=facts.disk_gib,
+            hostname=f"{was.hostname[:55]}-lost",
+            machine_id=secrets.token_hex(16),
+            idle_timeout_s=was.idle_timeout_s,
+            checkpoint_interval_s=was.checkpoint_interval_s,
+            egress_allow=was.egress_allow,
+            environment=was.environment,
+            metadata=was.metadata,
+            head_snapshot_id=facts.snapshot_id,
+            parent_id=at.id,
+            forked_from=facts.snapshot_id,
+            expires_s=self._tools.settings.lost_branch_days * DAY_S,
+            detail=f"The disk of {was.name!r} as it was when its machine (generation {facts.generation}) was lost.",
+            state=WorkspaceState.HIBERNATED,
+        )
+        lost = await self._store.insert(new, {"snapshot_id": facts.snapshot_id, "parent_id": at.id}, tx)
+        await self._store.complete(tx, facts, owner_id=lost.id)
+        return name
+
+    async def _lost_name(self, at: Record) -> str:
+        base = at.workspace.name.split("@")[0]
+        name = f"{base}@lost-{self._tools.clock.now():%Y%m%dt%H%M%Sz}"
+        taken = await self._store.names_like(at.workspace.tenant_id, name)
+        number = 2
+        wanted = name
+        while wanted in taken:
+            wanted, number = f"{name}-{number}", number + 1
+        return wanted
+
+    # -------------------------------------------------------------------------------------------------------------------- ends
+
+    async def free(self, owner: Owner, at: Record, event: Event, change: Change) -> Record:
+        """→ deleted: the name is free, the machine goes without being kept, snapshots nobody else needs are marked."""
+        async with self._store.database.transaction() as tx:
+            record = await self._store.move(at, event, change, tx)
+            await self._store.free(tx, at.id)
+        owner.live = None
+        try:
+            await self._tools.node(at).stop(at.id, at.generation)
+        except (StaleGeneration, NotFound):
+            pass  # it has no machine
+        except PerdureError as error:
+            _log.warning("the machine of deleted workspace %s is left to the reconciler: %s", at.id, error.message)
+        return record

@@ -1,0 +1,246 @@
+"""What is done to one workspace, step by step: start, capture, settle after a loss, free.
+
+Every operation runs in its workspace's owner, records its intent before it asks the node, and commits the outcome after. A crash
+between the two leaves a state that ``Reconciler`` takes further. Neighbours: ``store`` (the database), ``wire.node`` (the node).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from perdure.core.errors import (
+    HostUnfit,
+    InvalidRequest,
+    MachineDied,
+    MachineFailed,
+    NotFound,
+    PerdureError,
+    StaleGeneration,
+    Unavailable,
+)
+from perdure.wire.node import (
+    CaptureMode,
+    CaptureSpec,
+    FromDisk,
+    FromGolden,
+    FromSnapshot,
+    Identity,
+    MemoryFate,
+    StartReport,
+    StartSource,
+    StartSpec,
+)
+from perdure.workspaces.lifecycle import Event
+from perdure.workspaces.losses import Losses, commit_capture
+from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
+from perdure.workspaces.owner import Owner
+from perdure.workspaces.rows import Point, Record
+from perdure.workspaces.store import Change
+from perdure.workspaces.tools import Tools
+
+_log = logging.getLogger(__name__)
+
+START_LIMIT_S = 900.0  # a size without a golden snapshot boots once and is captured, under emulation, on a loaded host
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start, and what its report will say beside what the node finds out."""
+
+    source: StartSource
+    disk_gib: int
+    new_identity: bool
+    disk: DiskFate = DiskFate.KEPT
+    memory_lost: str = ""  # reason, when the source holds no memory of this workspace at all
+    asleep_s: float = 0.0
+    take_over_generation: int | None = None
+
+
+class Operations:
+    def __init__(self, tools: Tools, losses: Losses) -> None:
+        self._tools = tools
+        self._store = tools.store
+        self._losses = losses
+        self._starts = asyncio.Semaphore(tools.settings.parallel_starts)
+
+    # ----------------------------------------------------------------------------------------------------------------- starts
+
+    async def plan_wake(self, at: Record, point: Point | None = None) -> Plan:
+        """How a sleeping workspace starts again: from its head, or from ``point``."""
+        workspace = at.workspace
+        asleep_s = max(0.0, (at.now - workspace.state_changed_at).total_seconds())
+        disk = DiskFate.REWOUND if at.lost_branch or point is not None else DiskFate.KEPT
+        point = point or at.head
+        if point is None:
+            image = await self._tools.images.find(workspace.image)
+            plan = self.plan_new(workspace.disk_gib, image.disk_gib)
+            lost = "lost before its first snapshot" if at.report is not None else ""
+            fate = DiskFate.REWOUND if lost else DiskFate.NEW
+            return replace(plan, disk=fate, memory_lost=lost, asleep_s=asleep_s)
+        # Until a workspace has a snapshot of its own, what it starts from carries somebody else's machine-id and host keys.
+        foreign = point.id == workspace.forked_from
+        if point.has_memory:
+            return Plan(FromSnapshot(point.id), point.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
+        return Plan(FromDisk(point.id, "no-memory-in-snapshot"), workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
+
+    @staticmethod
+    def plan_disk_boot(at: Record, reason: str) -> Plan:
+        """A cold boot of the head's disk; the wanted disk size takes effect."""
+        point = at.head
+        disk = DiskFate.REWOUND if at.lost_branch else DiskFate.KEPT
+        asleep_s = max(0.0, (at.now - at.workspace.state_changed_at).total_seconds())
+        foreign = point is None or point.id == at.workspace.forked_from
+        source = FromDisk(point.id if point else None, reason)
+        return Plan(source, at.workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
+
+    async def wake(self, owner: Owner, at: Record, event: Event, plan: Plan, change: Change | None = None) -> Record:
+        """hibernated or failed → waking (a new generation) → running."""
+        return await self.start(owner, await self._store.move(at, event, change or Change()), plan)
+
+    async def reboot(self, owner: Owner, at: Record) -> Record:
+        """The guest rebooted: a supervised disk boot of the overlay it was writing, at a new generation."""
+        owner.live = None
+        plan = self.plan_disk_boot(at, "guest-reboot")
+        plan = replace(plan, new_identity=False, disk=DiskFate.KEPT, asleep_s=0.0, take_over_generation=at.generation)
+        return await self.wake(owner, at, Event.GUEST_REBOOTED, plan, Change(body={"reason": "guest-reboot"}))
+
+    @staticmethod
+    def plan_new(disk_gib: int, image_disk_gib: int) -> Plan:
+        """A new workspace: the golden snapshot, or a first boot where the disk is larger than the golden one knows."""
+        source = FromGolden() if disk_gib == image_disk_gib else FromDisk(None, "disk-size")
+        return Plan(source, disk_gib, new_identity=True, disk=DiskFate.NEW)
+
+    async def start(self, owner: Owner, at: Record, plan: Plan) -> Record:
+        """creating or waking → running. On failure the workspace is back where it can be woken from, or ``failed`` with exits,
+        and the node's error is raised."""
+        node = self._tools.node(at)
+        spec = _start_spec(at, plan)
+        try:
+            async with self._starts, asyncio.timeout(START_LIMIT_S):
+                facts = await node.start(spec)
+        except TimeoutError:
+            await self._not_started(owner, at, plan, MachineFailed(f"The machine was not up after {START_LIMIT_S:.0f} seconds."))
+        except PerdureError as error:
+            await self._not_started(owner, at, plan, error)
+        report = _resume_report(at, plan, facts)
+        try:
+            record = await self._store.started(at, report)
+        except StaleGeneration:
+            # Somebody else moved the row on while we started: this machine has no right to exist.
+            with suppress(StaleGeneration, NotFound):
+                await node.stop(at.id, at.generation)
+            raise
+        owner.woke(record)
+        return record
+
+    async def _not_started(self, owner: Owner, at: Record, plan: Plan, error: PerdureError) -> None:
+        """Record what a failed start means, then raise its error."""
+        if at.state is WorkspaceState.CREATING:
+            refused = isinstance(error, (Unavailable, HostUnfit, InvalidRequest))
+            event = Event.START_REFUSED if refused else Event.START_FAILED
+            await self._losses.free(owner, at, event, Change(detail=f"It was not created: {error.message}"))
+        elif plan.take_over_generation is not None or isinstance(error, MachineDied):
+            await self._losses.settle(owner, at, Event.MACHINE_LOST, f"Lost while it started: {error.message}")
+        elif isinstance(error, (Unavailable, HostUnfit)):
+            await self._store.move(at, Event.START_REFUSED, Change(detail=error.message))
+        else:
+            await self._losses.settle(owner, at, Event.START_FAILED, error.message)
+        raise error
+
+    # --------------------------------------------------------------------------------------------------------------- captures
+
+    async def checkpoint(
+        self, owner: Owner, at: Record, reason: SnapshotReason, name: str | None = None
+    ) -> tuple[Record, Snapshot]:
+        """A snapshot of a running workspace, which goes on."""
+        snapshot_id = self._tools.mint_snapshot()
+        await self._store.intend(at, snapshot_id, reason, name)
+        spec = CaptureSpec(at.id, at.generation, snapshot_id, CaptureMode.CHECKPOINT)
+        try:
+            facts = await self._tools.node(at).capture(spec)
+        except PerdureError as error:
+            if await self._is_alive(at):
+                await self._store.forget(snapshot_id)
+            else:
+                await self._losses.settle(owner, at, Event.MACHINE_LOST, f"Lost during a checkpoint: {error.message}")
+            raise
+        record, snapshot = await commit_capture(self._tools, at, facts, Event.CHECKPOINTED)
+        owner.captured(record)
+        return record, snapshot
+
+    async def hibernate(self, owner: Owner, at: Record, cause: str) -> tuple[Record, Snapshot]:
+        """running → hibernating → hibernated."""
+        snapshot_id = self._tools.mint_snapshot()
+        async with self._store.database.transaction() as tx:
+            await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
+            going = await self._store.move(at, Event.HIBERNATE, Change(body={"cause": cause, "snapshot_id": snapshot_id}), tx)
+        was, owner.live = owner.live, None  # from here on a caller queues for the next wake
+        spec = CaptureSpec(at.id, at.generation, snapshot_id, CaptureMode.HIBERNATE)
+        try:
+            facts = await self._tools.node(at).capture(spec)
+        except PerdureError as error:
+            if await self._is_alive(at):
+                record = await self._store.move(going, Event.CAPTURE_FAILED, Change(body={"error": error.message}))
+                await self._store.forget(snapshot_id)
+                if was is not None:
+                    was.record = record
+                    owner.live = was
+                raise
+            record = await self._losses.settle(owner, going, Event.MACHINE_LOST, f"Lost going to sleep: {error.message}")
+            if record.workspace.head_snapshot_id != snapshot_id:
+                raise
+            return record, await self._store.snapshot(record, snapshot_id)
+        return await commit_capture(self._tools, going, facts, Event.CAPTURED)
+
+    async def _is_alive(self, at: Record) -> bool:
+        """Whether the node still runs this generation."""
+        try:
+            await self._tools.node(at).usage(at.id, at.generation)
+        except PerdureError:
+            return False
+        return True
+
+
+def _start_spec(at: Record, plan: Plan) -> StartSpec:
+    workspace = at.workspace
+    return StartSpec(
+        identity=Identity(at.id, workspace.tenant_id, at.generation, workspace.hostname, workspace.machine_id),
+        image=workspace.image,
+        size=workspace.size,
+        disk_gib=plan.disk_gib,
+        source=plan.source,
+        egress_allow=workspace.egress_allow,
+        environment=workspace.environment,
+        new_identity=plan.new_identity,
+        take_over_generation=plan.take_over_generation,
+    )
+
+
+def _resume_report(at: Record, plan: Plan, facts: StartReport) -> ResumeReport:
+    memory, reason = facts.memory, facts.memory_reason
+    if plan.memory_lost:
+        memory, reason = MemoryFate.LOST, plan.memory_lost
+    elif memory is MemoryFate.KEPT and at.rewound:
+        reason = f"rewound: {at.rewound}"
+    source = plan.source
+    return ResumeReport(
+        workspace_id=at.id,
+        generation=at.generation,
+        snapshot_id=None if isinstance(source, FromGolden) else source.snapshot_id,
+        memory=memory,
+        memory_reason=reason,
+        disk=plan.disk,
+        asleep_s=plan.asleep_s,
+        clock_step_s=facts.clock_step_s,
+        connections_dropped=facts.connections_dropped,
+        execs_running=facts.execs_running,
+        execs_lost=facts.execs_lost,
+        lost_branch=at.lost_branch,
+        confinement=facts.confinement,
+        pooled=facts.pooled,
+        timings_ms=facts.timings_ms,
+        at=at.now,
+    )

@@ -1,0 +1,399 @@
+"""The commands of ``model.Workspaces``: each finds the workspace, queues a job with its owner, and waits for the outcome.
+
+Neighbours: ``operations`` and ``losses`` do the work inside an owner, ``upkeep`` runs what happens by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from perdure.core.errors import (
+    Busy,
+    Conflict,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    StaleGeneration,
+    Unavailable,
+)
+from perdure.core.ids import check_name
+from perdure.journal.entries import Journal
+from perdure.workspaces import checks
+from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
+from perdure.workspaces.model import (
+    Awake,
+    Context,
+    CreateWorkspace,
+    JournalEntry,
+    Recovery,
+    ResumeReport,
+    Snapshot,
+    SnapshotReason,
+    Workspace,
+    WorkspaceKind,
+    WorkspaceState,
+)
+from perdure.workspaces.owner import CALLERS_LIMIT, Owner
+from perdure.workspaces.rows import Record
+from perdure.workspaces.store import Change, NewWorkspace
+from perdure.workspaces.tools import Tools
+from perdure.workspaces.upkeep import Upkeep
+
+
+class WorkspaceService:
+    """Implements ``model.Workspaces``. ``start`` before use, ``shutdown`` after."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._store = tools.store
+        self._journal = Journal(tools.store.database)
+        self._upkeep = Upkeep(tools)
+        self._operations = self._upkeep.operations
+        self._losses = self._upkeep.losses
+
+    async def start(self) -> None:
+        """Repair what an earlier process left, then begin to watch over what is awake."""
+        await self._upkeep.start()
+
+    async def shutdown(self, deadline_s: float) -> int:
+        """Hibernate everything that is awake, within the deadline; returns how many. What was not done in time is repaired at
+        the next start."""
+        return await self._upkeep.shutdown(deadline_s)
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What runs by itself; tests drive it by hand."""
+        return self._upkeep
+
+    # ------------------------------------------------------------------------------------------------------------------ create
+
+    async def create(self, ctx: Context, spec: CreateWorkspace) -> tuple[Workspace, ResumeReport]:
+        self._upkeep.check_open()
+        check_name(spec.name)
+        image = await self._tools.images.find(spec.image)
+        new = self._new_workspace(ctx, spec, image)
+        checks.check_new(new, image)
+        record = await self._store.insert(new, {"image": image.name, "by": ctx.principal})
+        owner = self._upkeep.owner(record.id)
+        plan = self._operations.plan_new(new.disk_gib, image.disk_gib)
+        record = await owner.run(partial(self._operations.start, owner, record, plan))
+        return record.workspace, _reported(record)
+
+    def _new_workspace(self, ctx: Context, spec: CreateWorkspace, image: checks.ImageFacts) -> NewWorkspace:
+        settings = self._tools.settings
+        idle_s, interval_s = spec.idle_timeout_s, spec.checkpoint_interval_s
+        memory_mib = image.default_size.memory_mib if spec.memory_mib is None else spec.memory_mib
+        vcpus = image.default_size.vcpus if spec.vcpus is None else spec.vcpus
+        return NewWorkspace(
+            id=self._tools.mint_workspace(),
+            tenant_id=ctx.tenant_id,
+            name=spec.name,
+            kind=WorkspaceKind.WORKSPACE,
+            node_id=self._tools.placement.place(image.default_size).node_id,
+            image=image.digest,
+            image_name=image.name,
+            memory_mib=memory_mib,
+            vcpus=vcpus,
+            disk_gib=image.disk_gib if spec.disk_gib is None else spec.disk_gib,
+            hostname=spec.name,
+            machine_id=secrets.token_hex(16),
+            idle_timeout_s=settings.idle_timeout_s if idle_s is None else idle_s,
+            checkpoint_interval_s=settings.checkpoint_interval_s if interval_s is None else interval_s,
+            egress_allow=tuple(dict.fromkeys((*image.egress_allow, *spec.egress_allow))),
+            environment={**image.environment, **spec.environment},
+            metadata=spec.metadata,
+        )
+
+    # ------------------------------------------------------------------------------------------------------------------- reads
+
+    async def get(self, ctx: Context, ref: str) -> Workspace:
+        return (await self._find(ctx, ref)).workspace
+
+    async def find(
+        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
+    ) -> list[Workspace]:
+        return [record.workspace for record in await self._store.find(ctx.tenant_id, states, metadata)]
+
+    async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
+        return await self._store.snapshots((await self._find(ctx, ref)).id)
+
+    async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
+        return (await self._find(ctx, ref)).report
+
+    async def log(self, ctx: Context, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
+        at = await self._store.by_ref(ctx.tenant_id, ref)  # a deleted one's thread can still be read, by its id
+        entries = await self._journal.read(ctx.tenant_id, at.id, after_seq=after_seq, limit=limit)
+        return [JournalEntry(entry.seq, entry.at, entry.kind, entry.generation, entry.body, entry.hash) for entry in entries]
+
+    async def _find(self, ctx: Context, ref: str) -> Record:
+        record = await self._store.by_ref(ctx.tenant_id, ref)
+        if record.state is WorkspaceState.DELETED:
+            raise NotFound(f"Workspace {record.workspace.name!r} is deleted.")
+        return record
+
+    # -------------------------------------------------------------------------------------------------------------------- wake
+
+    async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
+        record = await self._find(ctx, ref)
+        record, _ = await self._awake(self._upkeep.owner(record.id), record, deadline_s)
+        return record.workspace, _reported(record)
+
+    @asynccontextmanager
+    async def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AsyncIterator[Awake]:
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+        owner.hold()  # before it is awake, so that no idle timer comes between
+        try:
+            record, report = await self._awake(owner, record, deadline_s)
+            guest = self._tools.node(record).guest(record.id, record.generation)
+            yield Awake(record.workspace, guest, report)
+        finally:
+            owner.release()
+
+    async def _awake(self, owner: Owner, seen: Record, deadline_s: float | None) -> tuple[Record, ResumeReport | None]:
+        """The awake workspace; the report too when this call waited for its wake. One wake serves all callers."""
+        self._upkeep.check_open()
+        if owner.live is not None:
+            return owner.live.record, None
+        if owner.callers >= CALLERS_LIMIT:
+            raise Busy(f"Too many callers wait for this workspace to wake (limit {CALLERS_LIMIT}).")
+        if owner.waking is None:
+            owner.waking = asyncio.create_task(owner.run(partial(self._wake_job, owner, seen), urgent=True))
+            owner.waking.add_done_callback(partial(_woken, owner))
+        limit_s = self._tools.settings.wake_deadline_s if deadline_s is None else deadline_s
+        owner.callers += 1
+        try:
+            async with asyncio.timeout(limit_s):
+                record = await asyncio.shield(owner.waking)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"Workspace {seen.workspace.name!r} was not awake after {limit_s:g} seconds; it goes on waking.",
+                hint="Try again.",
+            ) from None
+        finally:
+            owner.callers -= 1
+        return record, record.report
+
+    async def _wake_job(self, owner: Owner, seen: Record) -> Record:
+        if owner.live is not None:
+            return owner.live.record
+        if seen.state is WorkspaceState.HIBERNATED:
+            try:
+                return await self._operations.wake(owner, seen, Event.WAKE, await self._operations.plan_wake(seen))
+            except StaleGeneration:
+                pass  # it moved on between the caller's read and our turn: look again
+        at = await self._upkeep.current(owner)
+        if owner.live is not None:
+            return owner.live.record
+        if at.state is WorkspaceState.FAILED:
+            raise Conflict(
+                f"Workspace {at.workspace.name!r} has failed: {at.workspace.state_detail}",
+                hint="Recover it: retry, rewind to the snapshot before, boot its disk without memory, or delete it.",
+            )
+        return await self._operations.wake(owner, at, Event.WAKE, await self._operations.plan_wake(at))
+
+    # ---------------------------------------------------------------------------------------------------------------- captures
+
+    async def sleep(self, ctx: Context, ref: str) -> tuple[Workspace, Snapshot]:
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+        record, snapshot = await owner.run(partial(self._sleep_job, owner, ctx.principal))
+        self._upkeep.clean_soon()
+        return record.workspace, snapshot
+
+    async def _sleep_job(self, owner: Owner, by: str) -> tuple[Record, Snapshot]:
+        at = await self._upkeep.current(owner)
+        head = at.workspace.head_snapshot_id
+        if at.state is WorkspaceState.HIBERNATED and head is not None:
+            return at, await self._store.snapshot(at, head)
+        return await self._operations.hibernate(owner, at, f"requested by {by}")
+
+    async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot:
+        if name is not None:
+            checks.check_snapshot_name(name)
+        async with self.awake(ctx, ref) as awake:
+            owner = self._upkeep.owner(awake.workspace.id)
+            snapshot = await owner.run(partial(self._checkpoint_job, owner, SnapshotReason.REQUESTED, name))
+        self._upkeep.clean_soon()
+        return snapshot
+
+    async def _checkpoint_job(self, owner: Owner, reason: SnapshotReason, name: str | None) -> Snapshot:
+        at = await self._upkeep.current(owner)
+        if owner.live is None:
+            raise Unavailable(f"Workspace {at.workspace.name!r} went to sleep before its turn came.", hint="Try again.")
+        _, snapshot = await self._operations.checkpoint(owner, at, reason, name)
+        return snapshot
+
+    # -------------------------------------------------------------------------------------------------------------------- fork
+
+    async def fork(
+        self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()
+    ) -> list[Workspace | PerdureError]:
+        self._upkeep.check_open()
+        checks.check_fork(count, names)
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+        children = await owner.run(partial(self._branch_job, owner, ctx, count, snapshot, names))
+        started = await asyncio.gather(*(self._start_child(child) for child in children), return_exceptions=True)
+        self._upkeep.clean_soon()
+        outcomes: list[Workspace | PerdureError] = []
+        for outcome in started:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, PerdureError):
+                raise outcome
+            outcomes.append(outcome.workspace if isinstance(outcome, Record) else outcome)
+        return outcomes
+
+    async def _branch_job(self, owner: Owner, ctx: Context, count: int, ref: str | None, names: tuple[str, ...]) -> list[Record]:
+        """Choose or make the snapshot and insert the children, in one turn of the parent: no retention comes between."""
+        at, snapshot = await self._fork_point(owner, ref)
+        if snapshot.has_memory and not snapshot.quiesced:
+            raise Conflict(
+                f"Snapshot {snapshot.id} was taken while programs were still moving; it can wake its own workspace only.",
+                hint="Fork again without naming a snapshot: a new checkpoint is taken.",
+            )
+        wanted = names or await self._branch_names(at, count)
+        async with self._store.database.transaction() as tx:
+            children = [await self._store.insert(self._branch(at, snapshot, name), {"by": ctx.principal}, tx) for name in wanted]
+            body = {"snapshot_id": snapshot.id, "branches": [child.workspace.name for child in children], "by": ctx.principal}
+            await self._store.note(tx, at, "forked", body)
+        return children
+
+    async def _fork_point(self, owner: Owner, ref: str | None) -> tuple[Record, Snapshot]:
+        at = await self._upkeep.current(owner)
+        if ref is not None:
+            return at, await self._store.snapshot(at, ref)
+        if owner.live is not None:
+            at, snapshot = await self._operations.checkpoint(owner, at, SnapshotReason.FORK)
+            if not snapshot.quiesced:  # one program was in a long system call: it seldom is twice
+                at, snapshot = await self._operations.checkpoint(owner, at, SnapshotReason.FORK)
+            return at, snapshot
+        head = at.workspace.head_snapshot_id
+        if head is None or at.state in WITH_MACHINE:
+            raise Conflict(f"Workspace {at.workspace.name!r} has no snapshot to fork from.", hint="Wake it first, then fork it.")
+        return at, await self._store.snapshot(at, head)
+
+    async def _branch_names(self, at: Record, count: int) -> tuple[str, ...]:
+        base = at.workspace.name.split("@")[0][: checks.BRANCH_BASE_LENGTH].rstrip("-")
+        taken = await self._store.names_like(at.workspace.tenant_id, f"{base}-")
+        free = (name for number in range(1, len(taken) + count + 1) if (name := f"{base}-{number}") not in taken)
+        return tuple(next(free) for _ in range(count))
+
+    def _branch(self, at: Record, snapshot: Snapshot, name: str) -> NewWorkspace:
+        parent = at.workspace
+        return NewWorkspace(
+            id=self._tools.mint_workspace(),
+            tenant_id=parent.tenant_id,
+            name=check_name(name),
+            kind=WorkspaceKind.BRANCH,
+            node_id=at.node_id,
+            image=parent.image,
+            image_name=parent.image_name,
+            memory_mib=parent.size.memory_mib,
+            vcpus=parent.size.vcpus,
+            disk_gib=parent.disk_gib,
+            hostname=name,
+            machine_id=secrets.token_hex(16),
+            idle_timeout_s=parent.idle_timeout_s,
+            checkpoint_interval_s=parent.checkpoint_interval_s,
+            egress_allow=parent.egress_allow,
+            environment=parent.environment,
+            metadata=parent.metadata,
+            head_snapshot_id=snapshot.id,
+            parent_id=at.id,
+            forked_from=snapshot.id,
+        )
+
+    async def _start_child(self, child: Record) -> Record:
+        owner = self._upkeep.owner(child.id)
+
+        async def job() -> Record:
+            at = await self._store.by_id(child.id)
+            return await self._operations.start(owner, at, await self._operations.plan_wake(at))
+
+        return await owner.run(job)
+
+    # ------------------------------------------------------------------------------------------------------------------ others
+
+    async def resize(self, ctx: Context, ref: str, disk_gib: int) -> Workspace:
+        checks.check_disk(disk_gib)
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+
+        async def job() -> Record:
+            at = await self._upkeep.current(owner)
+            resized = await self._store.resize(at, disk_gib)
+            if resized is None:
+                raise InvalidRequest(
+                    f"The disk of {at.workspace.name!r} has {at.workspace.disk_gib} GiB and can only grow.",
+                    hint=f"Ask for {at.workspace.disk_gib} GiB or more; a smaller one needs a new workspace.",
+                )
+            if owner.live is not None:
+                owner.live.record = resized
+            return resized
+
+        return (await owner.run(job)).workspace
+
+    async def recover(self, ctx: Context, ref: str, how: Recovery) -> tuple[Workspace, ResumeReport]:
+        self._upkeep.check_open()
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+        record = await owner.run(partial(self._recover_job, owner, how))
+        return record.workspace, _reported(record)
+
+    async def _recover_job(self, owner: Owner, how: Recovery) -> Record:
+        at = await self._upkeep.current(owner)
+        if at.state not in RECOVERABLE:
+            raise Conflict(
+                f"Workspace {at.workspace.name!r} is {at.state.value}: only a failed or sleeping one can be recovered.",
+                hint="Put it to sleep first.",
+            )
+        # Nothing of the failed machine may be left: its newer disk is kept as a branch before another machine starts.
+        at = await self._losses.settle(owner, at, Event.SALVAGED, at.workspace.state_detail)
+        change = Change(body={"how": how.value})
+        if how is Recovery.DISK_BOOT:
+            plan = self._operations.plan_disk_boot(at, "requested")
+        elif how is Recovery.REWIND:
+            point = await self._store.before(at)
+            if point is None:
+                raise Conflict(
+                    f"Workspace {at.workspace.name!r} has no snapshot before its last one.", hint="Retry, or boot its disk."
+                )
+            plan = await self._operations.plan_wake(at, point)
+            change = Change(head=point.id, rewound="on request, to the snapshot before the last", body={"how": how.value})
+        else:
+            plan = await self._operations.plan_wake(at)
+        return await self._operations.wake(owner, at, Event.RECOVER, plan, change)
+
+    async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
+        checks.check_keep_awake(seconds)
+        record = await self._find(ctx, ref)
+        owner = self._upkeep.owner(record.id)
+
+        async def job() -> Record:
+            at = await self._store.keep_awake(await self._upkeep.current(owner), seconds)
+            owner.keep_awake(at, seconds)
+            return at
+
+        return (await owner.run(job)).workspace
+
+    async def delete(self, ctx: Context, ref: str) -> None:
+        record = await self._store.by_ref(ctx.tenant_id, ref)
+        owner = self._upkeep.owner(record.id)
+        await owner.run(partial(self._upkeep.delete_job, owner, f"requested by {ctx.principal}"), urgent=True)
+        self._upkeep.clean_soon()
+
+
+def _woken(owner: Owner, task: asyncio.Task[Record]) -> None:
+    owner.waking = None
+    if not task.cancelled():
+        task.exception()  # every caller may have gone; asyncio must not complain that nobody read it
+
+
+def _reported(record: Record) -> ResumeReport:
+    assert record.report is not None, "a workspace that has been awake has a report"
+    return record.report

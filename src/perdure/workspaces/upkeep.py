@@ -1,0 +1,269 @@
+"""What happens without anybody asking: idle timers, automatic checkpoints, the node's events, repair, cleaning, the shutdown.
+
+Also the registry of owners. Timers read the server's clock through ``tools.clock``; tests call ``tick`` and ``reconcile`` by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
+from perdure.core.ids import WorkspaceId
+from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
+from perdure.workspaces import hibernation
+from perdure.workspaces.hibernation import Decision, Observation, Policy
+from perdure.workspaces.lifecycle import WITH_MACHINE, Event
+from perdure.workspaces.losses import Losses
+from perdure.workspaces.model import SnapshotReason, WorkspaceState
+from perdure.workspaces.operations import Operations
+from perdure.workspaces.owner import Live, Owner
+from perdure.workspaces.reconcile import Reconciler
+from perdure.workspaces.rows import Record
+from perdure.workspaces.store import Change
+from perdure.workspaces.tools import Tools
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+RECONCILE_S = 60.0
+
+_NO_SPACE = "Paused: the disk of its node is full. It goes on as soon as there is room."
+
+
+class Upkeep:
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._store = tools.store
+        self.losses = Losses(tools)
+        self.operations = Operations(tools, self.losses)
+        self.reconciler = Reconciler(tools, self.losses, self._in_owner, self._awake_generation)
+        self._node: Node = tools.placement.place(MachineSize(0, 0))
+        self._owners: dict[WorkspaceId, Owner] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._dirty = asyncio.Event()
+        self._is_closing = False
+
+    # ---------------------------------------------------------------------------------------------------------------- life
+
+    async def start(self, *, timers: bool = True) -> None:
+        """Repair, then watch. ``timers=False`` leaves ticking and cleaning to the caller."""
+        await self.reconcile()
+        self._loops = [asyncio.create_task(self._consume_events(), name="node-events")]
+        if timers:
+            self._loops += [
+                asyncio.create_task(self._every(TICK_S, self.tick, None), name="tick"),
+                asyncio.create_task(self._every(RECONCILE_S, self.reconcile, None), name="reconcile"),
+                asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
+            ]
+
+    async def shutdown(self, deadline_s: float) -> int:
+        self._is_closing = True
+        timers, events = self._loops[1:], self._loops[:1]
+        await _cancel(timers)
+        slots = asyncio.Semaphore(max(2, self._tools.settings.parallel_starts))
+        busy = [owner for owner in self._owners.values() if owner.live is not None or owner.is_busy]
+        sleeping = [asyncio.create_task(self._put_to_sleep(owner, slots)) for owner in busy]
+        count = 0
+        if sleeping:
+            done, late = await asyncio.wait(sleeping, timeout=deadline_s)
+            count = sum(task.result() for task in done)
+            if late:
+                _log.warning("%d workspaces were not asleep in time; the next start repairs them", len(late))
+            await _cancel(list(late))
+        await self.clean()
+        await _cancel([*events, *self._tasks])
+        self.stop()
+        return count
+
+    def stop(self) -> None:
+        """Drop everything at once, as a crash would."""
+        self._is_closing = True
+        for task in (*self._loops, *self._tasks):
+            task.cancel()
+        for owner in self._owners.values():
+            owner.stop()
+
+    def check_open(self) -> None:
+        if self._is_closing:
+            raise Unavailable("The server is shutting down.", hint="Try again when it is back; the workspace is safe.")
+
+    async def _put_to_sleep(self, owner: Owner, slots: asyncio.Semaphore) -> int:
+        async def job() -> int:
+            if owner.live is None:
+                return 0
+            await self.operations.hibernate(owner, owner.live.record, "shutdown")
+            return 1
+
+        async with slots:
+            try:
+                return await owner.run(job, urgent=True)
+            except PerdureError as error:
+                _log.warning("workspace %s did not go to sleep: %s", owner.id, error.message)
+                return 0
+
+    # -------------------------------------------------------------------------------------------------------------- owners
+
+    def owner(self, workspace_id: WorkspaceId) -> Owner:
+        """The one owner of a workspace in this process."""
+        owner = self._owners.get(workspace_id)
+        if owner is None:
+            owner = self._owners[workspace_id] = Owner(workspace_id, self._tools.clock, self._repair_soon)
+        return owner
+
+    async def current(self, owner: Owner) -> Record:
+        """Inside a job: the row as it is now. A state that this process did not put it into is repaired first."""
+        at = await self._store.by_id(owner.id)
+        live = owner.live
+        if at.state is WorkspaceState.RUNNING and live is not None and live.generation == at.generation:
+            live.record = at
+            return at
+        owner.live = None
+        if at.state in WITH_MACHINE:
+            at = await self.reconciler.workspace(owner, at)
+        return at
+
+    async def delete_job(self, owner: Owner, cause: str) -> None:
+        at = await self._store.by_id(owner.id)
+        if at.state is not WorkspaceState.DELETED:
+            await self.losses.free(owner, at, Event.DELETE, Change(body={"cause": cause}))
+
+    async def _in_owner(self, workspace_id: WorkspaceId, job: Callable[[Owner], Awaitable[None]]) -> None:
+        owner = self.owner(workspace_id)
+        await owner.run(partial(job, owner), urgent=True)
+
+    def _awake_generation(self, workspace_id: WorkspaceId) -> int | None:
+        owner = self._owners.get(workspace_id)
+        return owner.live.generation if owner and owner.live else None
+
+    def _repair_soon(self, owner: Owner) -> None:
+        self._spawn(self._in_owner(owner.id, self._repair))
+
+    async def _repair(self, owner: Owner) -> None:
+        await self.reconciler.workspace(owner, await self._store.by_id(owner.id))
+
+    def _spawn(self, work: Awaitable[object]) -> None:
+        task = asyncio.create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -------------------------------------------------------------------------------------------------------------- timers
+
+    async def tick(self) -> None:
+        """Look at everything awake once: what is idle sleeps, what is due is checkpointed."""
+        for owner in list(self._owners.values()):
+            if owner.live is None:
+                if owner.is_idle:
+                    del self._owners[owner.id]
+            elif not owner.is_ticking and not owner.is_busy and self._decide(owner, owner.live) is not Decision.KEEP:
+                owner.is_ticking = True
+                self._spawn(self._act(owner))
+
+    def _decide(self, owner: Owner, live: Live) -> Decision:
+        workspace = live.record.workspace
+        now = self._tools.clock.monotonic()
+        try:
+            activity = self._tools.node(live.record).activity(workspace.id, live.generation)
+        except PerdureError:
+            self._repair_soon(owner)  # the node does not know it any more and its event has not reached us
+            return Decision.KEEP
+        observation = Observation(owner.held, now - owner.touched_at, live.keep_awake_until - now, now - live.captured_at)
+        return hibernation.decide(activity, observation, Policy(workspace.idle_timeout_s, workspace.checkpoint_interval_s))
+
+    async def _act(self, owner: Owner) -> None:
+        async def job() -> None:
+            live = owner.live
+            if live is None:
+                return
+            decision = self._decide(owner, live)  # again: somebody may have come in while this waited for its turn
+            if decision is Decision.HIBERNATE:
+                await self.operations.hibernate(owner, live.record, "idle")
+            elif decision is Decision.CHECKPOINT:
+                live.captured_at = self._tools.clock.monotonic()  # one that fails is tried again an interval later
+                await self.operations.checkpoint(owner, live.record, SnapshotReason.AUTOMATIC)
+
+        try:
+            await owner.run(job)
+        finally:
+            owner.is_ticking = False
+        self.clean_soon()
+
+    async def reconcile(self) -> None:
+        """One pass over the node."""
+        await self.reconciler.node(self._node)
+
+    def clean_soon(self) -> None:
+        self._dirty.set()
+
+    async def clean(self) -> None:
+        """Delete expired lost branches and every snapshot that is marked."""
+        self._dirty.clear()
+        for workspace_id in await self._store.expired(self._node.node_id):
+            owner = self.owner(workspace_id)
+            with suppress(StaleGeneration):
+                await owner.run(partial(self.delete_job, owner, "expired"), urgent=True)
+        await self._store.mark_orphans(self._node.node_id)
+        await self.reconciler.reap(self._node)
+
+    @staticmethod
+    async def _every(seconds: float, work: Callable[[], Awaitable[None]], early: asyncio.Event | None) -> None:
+        """Do ``work`` every so often, or as soon as ``early`` is set."""
+        due = early or asyncio.Event()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await due.wait()
+            await _logged(work())
+
+    # -------------------------------------------------------------------------------------------------------------- events
+
+    async def _consume_events(self) -> None:
+        async for event in self._node.events():
+            owner = self._owners.get(event.workspace_id)
+            if owner is not None:
+                self._spawn(owner.run(partial(self._happened, owner, event), urgent=True))
+
+    async def _happened(self, owner: Owner, event: NodeEvent) -> None:
+        """Something happened to a machine by itself. What an operation of ours has seen already is not told twice."""
+        live = owner.live
+        if live is None or live.generation != event.generation:
+            return
+        at, detail = live.record, f" ({event.detail})" if event.detail else ""
+        match event.kind:
+            case NodeEventKind.DIED:
+                await self.losses.settle(owner, at, Event.MACHINE_LOST, f"Its machine ended by itself{detail}.")
+            case NodeEventKind.GUEST_PANIC:
+                await self.losses.settle(owner, at, Event.MACHINE_LOST, f"The guest's kernel panicked{detail}.")
+            case NodeEventKind.GUEST_POWEROFF:
+                await self.losses.settle(
+                    owner, at, Event.POWERED_OFF, "The guest powered itself off; its next wake boots the disk."
+                )
+            case NodeEventKind.GUEST_REBOOT:
+                await self.operations.reboot(owner, at)
+            case NodeEventKind.UNRESPONSIVE:
+                limit_s = self._tools.settings.unresponsive_s
+                await self.losses.settle(owner, at, Event.UNRESPONSIVE, f"The guest did not answer for {limit_s:g} s{detail}.")
+            case NodeEventKind.NO_SPACE:
+                await self._store.set_detail(at, _NO_SPACE)
+            case NodeEventKind.ROOM_AGAIN:
+                await self._store.set_detail(at, "")
+            case NodeEventKind.FROZEN | NodeEventKind.THAWED:
+                _log.info("machine of %s: %s", owner.id, event.kind.value)
+
+
+async def _logged(work: Awaitable[object]) -> None:
+    """Background work: an error has been recorded where it happened, or the next pass meets it again."""
+    try:
+        await work
+    except PerdureError as error:
+        _log.warning("%s (%s)", error.message, error.internal)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]] | list[asyncio.Task[int]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
