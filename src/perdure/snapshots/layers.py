@@ -26,6 +26,7 @@ _CLUSTER = 1 << _CLUSTER_BITS
 _L2_COVERS = (_CLUSTER // 16) * _CLUSTER  # an extended L2 entry has 16 bytes
 _EXTENDED_L2 = 1 << 4
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII8x")
+_STREAMED_BACKING = b"base"  # what block-stream must be told to leave there; given explicit graphs, nobody opens it
 MAX_DISK_BYTES = (_CLUSTER // 8) * _L2_COVERS  # what one cluster of L1 table covers: 2 TiB
 
 _READ = 1 << 20
@@ -62,18 +63,19 @@ def inspect(path: Path) -> LayerFacts:
         with path.open("rb") as file:
             head = file.read(_HEADER.size)
             if len(head) < _HEADER.size:
-                raise _corrupt(path, "it is too short")
+                raise corrupt(path, "it is too short")
             fields = _HEADER.unpack(head)
-            magic, version, backing, _, bits, virtual, crypt, l1_size, l1_at = fields[:9]
+            magic, version, backing, name_length, bits, virtual, crypt, l1_size, l1_at = fields[:9]
             incompatible = fields[13]
             if magic != b"QFI\xfb" or version != 3 or bits != _CLUSTER_BITS or not 0 < virtual <= MAX_DISK_BYTES:
-                raise _corrupt(path, "its header is not that of a layer")
-            if backing or crypt or incompatible != _EXTENDED_L2:
-                raise _corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
+                raise corrupt(path, "its header is not that of a layer")
+            file.seek(backing)
+            if crypt or incompatible != _EXTENDED_L2 or (backing and file.read(name_length) != _STREAMED_BACKING):
+                raise corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
             file.seek(l1_at)
             l1 = file.read(min(l1_size * 8, _CLUSTER))
     except FileNotFoundError as error:
-        raise _corrupt(path, "the file is missing") from error
+        raise corrupt(path, "the file is missing") from error
     return LayerFacts(virtual, any(l1))
 
 
@@ -86,7 +88,7 @@ def checksum(path: Path) -> str:
             while count := file.readinto(buffer):
                 digest.update(buffer[:count])
     except FileNotFoundError as error:
-        raise _corrupt(path, "the file is missing") from error
+        raise corrupt(path, "the file is missing") from error
     return digest.hexdigest()
 
 
@@ -95,7 +97,7 @@ def size_of(path: Path) -> int:
     try:
         return path.lstat().st_size
     except FileNotFoundError as error:
-        raise _corrupt(path, "the file is missing") from error
+        raise corrupt(path, "the file is missing") from error
 
 
 def _empty(virtual_bytes: int) -> list[bytes | Hole]:
@@ -111,7 +113,13 @@ def _empty(virtual_bytes: int) -> list[bytes | Hole]:
     return [*clusters, Hole(-(-l1_entries * 8 // 512) * 512)]
 
 
-def _corrupt(path: Path, why: str) -> CorruptSnapshot:
+def digest_of(data: bytes) -> str:
+    """The same of bytes at hand."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def corrupt(path: Path, why: str) -> CorruptSnapshot:
+    """The error that names a damaged file."""
     return CorruptSnapshot(
         f"The stored file {path.name} is damaged: {why}.",
         hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind).",

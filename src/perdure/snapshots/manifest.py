@@ -1,0 +1,238 @@
+"""What a snapshot is on disk, and what a running machine is: the manifest and the live record.
+
+A snapshot exists if and only if its ``manifest.json`` does; the manifest is renamed into place after everything it names is
+durable. The live record is intent: it is durable before a machine starts and names every layer the machine may write, so that
+after a crash its disk can be found. Both are JSON with a checksum over the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import xxhash
+
+from perdure.core.errors import CorruptSnapshot
+from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId
+from perdure.snapshots.layers import disk_file
+from perdure.snapshots.segments import segment_file
+from perdure.wire.node import MachineSize, SnapshotFacts
+
+VERSION = 1
+MANIFEST = "manifest.json"
+INDEX = "ram.index"
+DEVICES = "devices.state"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRef:
+    """What lies below a workspace's own state: an image, and a golden snapshot of it (the name of its directory).
+
+    ``golden`` is None where the image's own root disk, or empty memory, is the base.
+    """
+
+    image: str
+    golden: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """A file of the snapshot's directory. ``checksum`` is xxh3_128 in hex."""
+
+    name: str
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFact:
+    """A frozen layer in the store's ``disks``; ``stored`` is its size without holes, in bytes."""
+
+    disk_id: DiskId
+    size: int
+    stored: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """The memory half of a snapshot; absent from a disk-only one."""
+
+    base: BaseRef
+    index: FileFact
+    devices: FileFact
+    segments: Mapping[SegmentId, int]  # to the end of the last frame needed
+    pages: int
+    added_bytes: int
+    total_bytes: int
+    fingerprint: str
+    fingerprint_parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A complete snapshot. ``layers`` are the workspace's own, bottom first, above the disk of ``disk_base``."""
+
+    snapshot_id: SnapshotId
+    workspace_id: WorkspaceId
+    tenant_id: TenantId
+    generation: int
+    parent_id: SnapshotId | None
+    image: str
+    size: MachineSize
+    disk_gib: int
+    created_at: datetime
+    quiesced: bool
+    pause_s: float
+    disk_base: BaseRef
+    layers: tuple[DiskFact, ...]
+    memory: MemoryFacts | None
+    version: int = VERSION
+
+    @property
+    def disk_ids(self) -> tuple[DiskId, ...]:
+        return tuple(layer.disk_id for layer in self.layers)
+
+    def stored_files(self) -> frozenset[str]:
+        """Names of the segments and disks that this snapshot needs."""
+        segments = self.memory.segments if self.memory else ()
+        return frozenset((*map(segment_file, segments), *map(disk_file, self.disk_ids)))
+
+    def facts(self) -> SnapshotFacts:
+        memory = self.memory
+        return SnapshotFacts(
+            snapshot_id=self.snapshot_id,
+            workspace_id=self.workspace_id,
+            tenant_id=self.tenant_id,
+            generation=self.generation,
+            parent_id=self.parent_id,
+            image=self.image,
+            size=self.size,
+            disk_gib=self.disk_gib,
+            created_at=self.created_at,
+            has_memory=memory is not None,
+            quiesced=self.quiesced,
+            pages=memory.pages if memory else 0,
+            memory_bytes=memory.added_bytes if memory else 0,
+            memory_total_bytes=memory.total_bytes if memory else 0,
+            disk_bytes=self.layers[-1].stored if self.layers else 0,
+            disk_total_bytes=sum(layer.stored for layer in self.layers),
+            device_bytes=memory.devices.size if memory else 0,
+            pause_s=self.pause_s,
+            fingerprint=memory.fingerprint if memory else "",
+        )
+
+    def to_bytes(self) -> bytes:
+        return _sealed(_plain(self))
+
+    @staticmethod
+    def from_bytes(data: bytes, name: str) -> Manifest:
+        """Raises CorruptSnapshot naming ``name``."""
+        with _Reading(name):
+            return _manifest(_unsealed(data))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRecord:
+    """A start was recorded. ``layers`` are the workspace's own, bottom first; the machine writes one of the last two.
+
+    ``pid_started`` is field 22 of /proc/PID/stat, so that a process with a reused number is not taken for this one.
+    """
+
+    workspace_id: WorkspaceId
+    tenant_id: TenantId
+    generation: int
+    image: str
+    size: MachineSize
+    disk_gib: int
+    disk_base: BaseRef
+    layers: tuple[DiskId, ...]
+    parent_id: SnapshotId | None  # the last complete snapshot when this was written
+    pid: int | None = None
+    pid_started: int | None = None
+    version: int = field(default=VERSION)
+
+    def to_bytes(self) -> bytes:
+        return _sealed(_plain(self))
+
+    @staticmethod
+    def from_bytes(data: bytes, name: str) -> LiveRecord:
+        """Raises CorruptSnapshot naming ``name``."""
+        with _Reading(name):
+            raw = _unsealed(data)
+            raw["size"] = MachineSize(**raw["size"])
+            raw["disk_base"] = BaseRef(**raw["disk_base"])
+            raw["layers"] = tuple(raw["layers"])
+            return LiveRecord(**raw)
+
+
+def explain_mismatch(manifest: Manifest, parts: Mapping[str, str]) -> str:
+    """Which parts of the fingerprint differ between a snapshot and this host, for a person: "qemu: 7.2.22 is now 10.0.2"."""
+    before = manifest.memory.fingerprint_parts if manifest.memory else {}
+    names = [name for name in sorted({*before, *parts}) if before.get(name) != parts.get(name)]
+    return "; ".join(f"{name}: {before.get(name, 'absent')} is now {parts.get(name, 'absent')}" for name in names)
+
+
+class _Reading:
+    """Turns every way a JSON file can be wrong into CorruptSnapshot."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
+            raise CorruptSnapshot(
+                f"The record {self._name} is damaged: {error}.",
+                hint="Wake the workspace from an earlier snapshot or boot its disk (perdure recover).",
+            ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, tuples and times as JSON values."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    return {name: _plain(getattr(value, name)) for name in fields} if fields else value
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sealed(value: Any) -> bytes:
+    digest = xxhash.xxh3_128_hexdigest(_canonical(value))
+    return json.dumps({"checksum": digest, **value}, indent=1).encode() + b"\n"
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(data)
+    digest = value.pop("checksum")
+    if digest != xxhash.xxh3_128_hexdigest(_canonical(value)):
+        raise ValueError("its checksum does not hold")
+    if value["version"] != VERSION:
+        raise ValueError(f"it has format {value['version']}, this release reads {VERSION}")
+    return value
+
+
+def _manifest(raw: dict[str, Any]) -> Manifest:
+    memory = raw["memory"]
+    if memory is not None:
+        memory["base"] = BaseRef(**memory["base"])
+        memory["index"] = FileFact(**memory["index"])
+        memory["devices"] = FileFact(**memory["devices"])
+        raw["memory"] = MemoryFacts(**memory)
+    raw["created_at"] = datetime.fromisoformat(raw["created_at"])
+    raw["size"] = MachineSize(**raw["size"])
+    raw["disk_base"] = BaseRef(**raw["disk_base"])
+    raw["layers"] = tuple(DiskFact(**layer) for layer in raw["layers"])
+    return Manifest(**raw)

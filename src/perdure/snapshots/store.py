@@ -1,0 +1,434 @@
+"""The snapshot store of one node: what is complete, what is alive, and what may go.
+
+::
+
+    STORE/
+      lock                                    held by the process that owns the store
+      snapshots/<snp>/manifest.json           makes the snapshot exist; written last
+                      ram.index devices.state
+      segments/<seg>.pages                    page content, shared by snapshots and forks
+      disks/<dsk>.qcow2                       frozen and active layers, shared by forks
+      live/<ws>.json                          intent of a start: which layers a machine may be writing
+
+Segments and disks live exactly as long as a manifest, a live record or a run of this process names them. ``open`` removes
+everything else, unless a manifest cannot be read: then nothing is removed, for nobody knows what it named.
+
+Synchronous: call from threads. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration
+from perdure.core.files import DISK, Disk, is_temporary, make_dir, remove, remove_tree, stored_bytes, write_file
+from perdure.core.ids import DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
+from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.layers import disk_file
+from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest
+from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pagelog import BaseRam, load
+from perdure.snapshots.segments import segment_file
+from perdure.wire.node import SnapshotFacts
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What ``open`` found: what it removed, and what exists but cannot be read. The latter stays until deleted by hand."""
+
+    debris: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Files that a run of this process uses and no manifest may name yet. Asked for at each sweep."""
+
+    segments: frozenset[SegmentId]
+    disks: frozenset[DiskId]
+
+
+class SnapshotStore:
+    """One per node. ``open`` before anything else."""
+
+    def __init__(self, root: Path, disk: Disk = DISK) -> None:
+        self.root = root
+        self.disk = disk
+        self.snapshots = root / "snapshots"
+        self.segments = root / "segments"
+        self.disks = root / "disks"
+        self._live = root / "live"
+        self._manifests: dict[SnapshotId, Manifest] = {}
+        self._uses: Counter[str] = Counter()  # manifests that name a file of segments/ or disks/
+        self._frozen: dict[DiskId, DiskFact] = {}  # every layer that a manifest names
+        self._damaged: set[str] = set()  # paths below the root
+        self._records: dict[WorkspaceId, LiveRecord] = {}
+        self._pins: set[Callable[[], Pins]] = set()
+        self._guard = threading.RLock()
+        self._lock_fd = -1
+
+    # -------------------------------------------------------------------------------------------------- open and close
+
+    def open(self) -> OpenReport:
+        """Take the store, read what is complete and remove what is not. Raises Conflict when another process has it."""
+        for directory in (self.root, self.snapshots, self.segments, self.disks, self._live):
+            make_dir(directory, mode=0o700, disk=self.disk)
+        self._take_lock()
+        with self._guard:
+            for known in (self._manifests, self._records, self._frozen, self._damaged, self._uses):
+                known.clear()
+            debris = [*self._read_snapshots(), *self._read_live()]
+            if not self._damaged:
+                debris += [name for name, _ in self._sweep()]
+            return OpenReport(tuple(debris), tuple(sorted(self._damaged)))
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _take_lock(self) -> None:
+        if self._lock_fd >= 0:
+            return
+        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise Conflict(
+                f"Another Perdure process uses the store {self.root}.",
+                hint="Stop it (perdure down) or choose another PERDURE_HOME.",
+            ) from error
+        self._lock_fd = fd
+
+    def _read_snapshots(self) -> Iterator[str]:
+        for directory in sorted(self.snapshots.iterdir()):
+            manifest = directory / MANIFEST
+            if is_temporary(directory) or not is_id(directory.name, "snp") or not manifest.is_file():
+                remove_tree(directory, disk=self.disk)
+                yield f"snapshots/{directory.name}"
+                continue
+            snapshot_id = SnapshotId(directory.name)
+            try:
+                self._adopt(self._read_manifest(snapshot_id))
+            except CorruptSnapshot:
+                self._damaged.add(f"snapshots/{snapshot_id}")
+                continue
+            for path in list(directory.iterdir()):
+                if not self._belongs(self._manifests[snapshot_id], path):
+                    remove_tree(path, disk=self.disk)
+                    yield f"snapshots/{directory.name}/{path.name}"
+
+    def _read_live(self) -> Iterator[str]:
+        for path in sorted(self._live.iterdir()):
+            if is_temporary(path):
+                remove(path, disk=self.disk)
+                yield f"live/{path.name}"
+                continue
+            try:
+                record = LiveRecord.from_bytes(path.read_bytes(), f"live/{path.name}")
+            except CorruptSnapshot:
+                self._damaged.add(f"live/{path.name}")
+                continue
+            self._records[record.workspace_id] = record
+
+    def _adopt(self, manifest: Manifest) -> None:
+        self._drop(manifest.snapshot_id)
+        self._uses.update(manifest.stored_files())
+        self._manifests[manifest.snapshot_id] = manifest
+        self._frozen.update((fact.disk_id, fact) for fact in manifest.layers)
+
+    def _drop(self, snapshot_id: SnapshotId) -> frozenset[str]:
+        """Forget a manifest; returns the names of the segments and disks that it used."""
+        before = self._manifests.pop(snapshot_id, None)
+        names = before.stored_files() if before else frozenset()
+        self._uses.subtract(names)
+        return names
+
+    def _read_manifest(self, snapshot_id: SnapshotId) -> Manifest:
+        name = f"snapshots/{snapshot_id}/{MANIFEST}"
+        manifest = Manifest.from_bytes((self.snapshots / snapshot_id / MANIFEST).read_bytes(), name)
+        if manifest.snapshot_id != snapshot_id:
+            raise CorruptSnapshot(f"The record {name} is damaged: it belongs to {manifest.snapshot_id}.")
+        return manifest
+
+    @staticmethod
+    def _belongs(manifest: Manifest, path: Path) -> bool:
+        memory = manifest.memory
+        return path.name == MANIFEST or (memory is not None and path.name in (memory.index.name, memory.devices.name))
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def complete(self) -> tuple[SnapshotFacts, ...]:
+        """Complete snapshots, oldest first."""
+        with self._guard:
+            return tuple(self._manifests[key].facts() for key in sorted(self._manifests))
+
+    def manifest(self, snapshot_id: SnapshotId) -> Manifest:
+        """Raises NotFound, or CorruptSnapshot when the manifest could not be read at start."""
+        with self._guard:
+            if snapshot_id in self._manifests:
+                return self._manifests[snapshot_id]
+            if f"snapshots/{snapshot_id}" in self._damaged:
+                return self._read_manifest(snapshot_id)
+        raise NotFound(f"There is no snapshot {snapshot_id} on this node.", hint="perdure snapshot ls NAME lists what is there.")
+
+    def index(self, manifest: Manifest) -> PageIndex:
+        """The memory index of a snapshot, verified. Raises CorruptSnapshot naming the file, NotFound without memory."""
+        if manifest.memory is None:
+            raise NotFound(f"Snapshot {manifest.snapshot_id} holds a disk only, no memory.", hint="Boot it: perdure recover.")
+        data = self._checked(manifest, manifest.memory.index)
+        return PageIndex.from_bytes(data, f"snapshots/{manifest.snapshot_id}/{manifest.memory.index.name}")
+
+    def devices(self, manifest: Manifest) -> Path:
+        """The device state of a snapshot, verified."""
+        if manifest.memory is None:
+            raise NotFound(f"Snapshot {manifest.snapshot_id} holds a disk only, no devices.", hint="Boot it: perdure recover.")
+        self._checked(manifest, manifest.memory.devices)
+        return self.snapshots / manifest.snapshot_id / manifest.memory.devices.name
+
+    def _checked(self, manifest: Manifest, fact: FileFact) -> bytes:
+        path = self.snapshots / manifest.snapshot_id / fact.name
+        name = f"snapshots/{manifest.snapshot_id}/{fact.name}"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise CorruptSnapshot(f"The stored file {name} is missing.") from error
+        if len(data) != fact.size or disk_layers.digest_of(data) != fact.checksum:
+            raise CorruptSnapshot(
+                f"The stored file {name} is damaged: its checksum does not hold.",
+                hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
+            )
+        return data
+
+    def check_disks(self, manifest: Manifest, *, content: bool = False) -> None:
+        """Size and header of every layer, and with ``content`` its checksum. Raises CorruptSnapshot naming the layer.
+
+        A wake checks headers: reading gigabytes of disk would cost more than the wake, and what a guest reads from a damaged
+        disk is what it would read from a damaged disk anywhere. ``verify`` checks all.
+        """
+        for fact in manifest.layers:
+            path = self.disks / disk_file(fact.disk_id)
+            if disk_layers.size_of(path) != fact.size:
+                raise disk_layers.corrupt(path, "its size is not the one recorded")
+            disk_layers.inspect(path)
+            if content and disk_layers.checksum(path) != fact.checksum:
+                raise disk_layers.corrupt(path, "its checksum does not hold")
+
+    def verify(self, snapshot_id: SnapshotId, base: BaseRam | None = None) -> Manifest:
+        """Check everything a snapshot refers to, every page included when ``base`` is given.
+
+        Raises NotFound, or CorruptSnapshot naming the file.
+        """
+        manifest = self._read_manifest(self.manifest(snapshot_id).snapshot_id)
+        self.check_disks(manifest, content=True)
+        if manifest.memory is not None:
+            self.devices(manifest)
+            index = self.index(manifest)
+            for segment, end in manifest.memory.segments.items():
+                if disk_layers.size_of(self.segments / segment_file(segment)) < end:
+                    raise disk_layers.corrupt(self.segments / segment_file(segment), "it ends too early")
+            if base is not None:
+                for _ in load(self.segments, index, base):
+                    pass
+        return manifest
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make a snapshot exist: its files are durable already. Replaces the manifest of the same snapshot."""
+        directory = self.snapshots / manifest.snapshot_id
+        write_file(directory / MANIFEST, manifest.to_bytes(), mode=0o600, disk=self.disk)
+        with self._guard:
+            self._adopt(manifest)
+
+    def make_snapshot_dir(self, snapshot_id: SnapshotId) -> Path:
+        """An empty directory for a snapshot in the making; what an unfinished attempt left is removed first."""
+        directory = self.snapshots / snapshot_id
+        with self._guard:
+            if snapshot_id in self._manifests:
+                raise Conflict(f"Snapshot {snapshot_id} exists already and is complete.")
+        remove_tree(directory, disk=self.disk)
+        make_dir(directory, mode=0o700, disk=self.disk)
+        return directory
+
+    def discard(self, snapshot_id: SnapshotId) -> None:
+        """Remove a snapshot that was not finished."""
+        with self._guard:
+            if snapshot_id not in self._manifests:
+                remove_tree(self.snapshots / snapshot_id, disk=self.disk)
+
+    def delete(self, snapshot_ids: Iterable[SnapshotId]) -> int:
+        """Delete snapshots and what only they used; unknown ones are gone already. Returns bytes freed."""
+        freed, orphans = 0, set[str]()
+        with self._guard:
+            for snapshot_id in snapshot_ids:
+                directory = self.snapshots / snapshot_id
+                if not is_id(snapshot_id, "snp") or not directory.is_dir():
+                    continue
+                freed += sum(stored_bytes(path) for path in directory.iterdir())
+                # First what makes it exist, so that no crash leaves a snapshot that is there but not whole.
+                remove(directory / MANIFEST, disk=self.disk)
+                remove_tree(directory, disk=self.disk)
+                orphans |= self._drop(snapshot_id)
+                self._damaged.discard(f"snapshots/{snapshot_id}")
+            return freed + sum(size for _, size in self._sweep(orphans))
+
+    def _sweep(self, names: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """Remove those of ``names`` (default: of all segments and disks) that nobody uses; returns names and sizes.
+
+        Whoever makes such a file pins it or records it first, so that looking after listing sees it.
+        """
+        if self._damaged:
+            return []
+        if names is None:
+            names = [path.name for directory in (self.segments, self.disks) for path in directory.iterdir()]
+        idle = [name for name in names if self._uses[name] <= 0]
+        if not idle:
+            return []
+        held = {disk_file(name) for record in self._records.values() for name in record.layers}
+        for pins in [pin() for pin in self._pins]:
+            held |= {segment_file(name) for name in pins.segments} | {disk_file(name) for name in pins.disks}
+        removed = []
+        for name in idle:
+            if name not in held:
+                directory = self.disks if name.endswith(disk_file(DiskId(""))) else self.segments
+                removed.append((f"{directory.name}/{name}", stored_bytes(directory / name)))
+                remove(directory / name, disk=self.disk)
+                self._frozen.pop(DiskId(Path(name).stem), None)
+        return removed
+
+    def sweep(self, names: Iterable[str] | None = None) -> int:
+        """Remove what nobody uses any more, of these files or of all; returns bytes freed."""
+        with self._guard:
+            return sum(size for _, size in self._sweep(names))
+
+    def pin(self, pins: Callable[[], Pins]) -> None:
+        with self._guard:
+            self._pins.add(pins)
+
+    def unpin(self, pins: Callable[[], Pins]) -> None:
+        with self._guard:
+            self._pins.discard(pins)
+
+    # ---------------------------------------------------------------------------------------------------- live records
+
+    def live(self) -> tuple[LiveRecord, ...]:
+        """Every start that was recorded and not ended."""
+        with self._guard:
+            return tuple(self._records.values())
+
+    def live_record(self, workspace_id: WorkspaceId, generation: int) -> LiveRecord:
+        """Raises NotFound, or StaleGeneration when another generation is recorded."""
+        with self._guard:
+            record = self._records.get(workspace_id)
+        if record is None:
+            raise NotFound(f"Workspace {workspace_id} has no machine on this node.")
+        if record.generation != generation:
+            raise StaleGeneration(f"Workspace {workspace_id} is at generation {record.generation}, not {generation}.")
+        return record
+
+    def record(self, record: LiveRecord) -> None:
+        """Write a live record durably; the one of the same workspace is replaced."""
+        write_file(self._live / f"{record.workspace_id}.json", record.to_bytes(), mode=0o600, disk=self.disk)
+        with self._guard:
+            self._records[record.workspace_id] = record
+
+    def forget(self, workspace_id: WorkspaceId, generation: int) -> int:
+        """End a live record: its layers go unless a snapshot names them. Returns bytes freed; one that is gone is fine."""
+        with self._guard:
+            record = self._records.get(workspace_id)
+            if record is None or record.generation != generation:
+                return 0
+            remove(self._live / f"{workspace_id}.json", disk=self.disk)
+            del self._records[workspace_id]
+            return sum(size for _, size in self._sweep([disk_file(name) for name in record.layers]))
+
+    def salvage(
+        self, workspace_id: WorkspaceId, generation: int, snapshot_id: SnapshotId, created_at: datetime
+    ) -> SnapshotFacts | None:
+        """Turn the layers of a dead machine into a disk-only snapshot and end its live record.
+
+        None when they hold nothing that a snapshot does not. Safe to repeat with the same ``snapshot_id``.
+        """
+        with self._guard:
+            if snapshot_id in self._manifests:
+                self.forget(workspace_id, generation)
+                return self._manifests[snapshot_id].facts()
+        record = self.live_record(workspace_id, generation)
+        kept = self._layers_with_news(record)
+        if not kept:
+            self.forget(workspace_id, generation)
+            return None
+        self.make_snapshot_dir(snapshot_id)
+        manifest = Manifest(
+            snapshot_id=snapshot_id,
+            workspace_id=workspace_id,
+            tenant_id=record.tenant_id,
+            generation=generation,
+            parent_id=record.parent_id,
+            image=record.image,
+            size=record.size,
+            disk_gib=record.disk_gib,
+            created_at=created_at,
+            quiesced=False,
+            pause_s=0.0,
+            disk_base=record.disk_base,
+            layers=tuple(self.freeze_layer(disk_id) for disk_id in kept),
+            memory=None,
+        )
+        self.publish(manifest)
+        self.forget(workspace_id, generation)
+        return manifest.facts()
+
+    def _layers_with_news(self, record: LiveRecord) -> tuple[DiskId, ...]:
+        """A record's layers up to the last one with data; empty when all of those are in snapshots already."""
+        with self._guard:
+            known = frozenset(self._frozen)
+        usable: list[DiskId] = []
+        news = 0
+        for number, disk_id in enumerate(record.layers, 1):
+            try:
+                facts = disk_layers.inspect(self.disks / disk_file(disk_id))
+            except CorruptSnapshot:
+                if disk_id in known:
+                    raise
+                break  # a prepared layer that the crash caught before it was whole
+            usable.append(disk_id)
+            if facts.has_data and disk_id not in known:
+                news = number
+        return tuple(usable[:news])
+
+    def freeze_layer(self, disk_id: DiskId) -> DiskFact:
+        """Make a layer that nobody writes any more durable and take its checksum; one that a snapshot names is known."""
+        with self._guard:
+            if disk_id in self._frozen:
+                return self._frozen[disk_id]
+        path = self.disks / disk_file(disk_id)
+        self.disk.sync_file(path)
+        return DiskFact(disk_id, disk_layers.size_of(path), stored_bytes(path), disk_layers.checksum(path))
+
+    def is_frozen(self, disk_id: DiskId) -> bool:
+        """Whether a snapshot names this layer, so that nobody may write it any more."""
+        with self._guard:
+            return disk_id in self._frozen
+
+
+def process_started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is none, or it has ended and waits to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(record: LiveRecord) -> bool:
+    """Whether the process of a live record still runs."""
+    return record.pid is not None and process_started(record.pid) == record.pid_started is not None

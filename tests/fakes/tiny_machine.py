@@ -1,0 +1,107 @@
+"""The least of a machine that snapshots need: memory over a base, a disk that grows, device state that is a number."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perdure.core.errors import RestoreFailed
+from perdure.core.files import Disk
+from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages
+
+_L1 = 3 << 16  # of the layers that snapshots.layers makes
+
+
+class TinyMemory:
+    """Implements ``GuestMemory``."""
+
+    def __init__(self, base: Pages) -> None:
+        self.page_count = len(base)
+        self.ram = base.copy()
+        self.private = np.zeros(len(base), bool)
+
+    def written_pages(self) -> PageNumbers:
+        return np.flatnonzero(self.private).astype(np.uint32)
+
+    def read_pages(self, pages: PageNumbers) -> Pages:
+        return self.ram[pages]
+
+    def write_pages(self, pages: PageNumbers, content: Pages) -> None:
+        assert content.shape == (len(pages), PAGE_SIZE)
+        self.ram[pages] = content
+        self.private[pages] = True
+
+    def write_zeros(self, pages: PageNumbers) -> None:
+        self.ram[pages] = 0
+        self.private[pages] = True
+
+
+@dataclass
+class TinyMachine:
+    """Only the parts of ``Machine`` that ``snapshots`` calls. ``disk`` makes writes seen by a recording disk."""
+
+    memory: TinyMemory
+    disk: Disk | None = None
+    state: MachineState = MachineState.PREPARED
+    layers: list[Path] = field(default_factory=list)
+    devices: int = 0
+    fail: dict[str, BaseException] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    _opened: Path | None = None
+
+    async def _call(self, name: str) -> None:
+        self.calls.append(name)
+        await asyncio.sleep(0)
+        if name in self.fail:
+            raise self.fail.pop(name)
+
+    async def attach_disk(self, disk: DiskChain) -> None:
+        await self._call("attach_disk")
+        self.layers = [layer.path for layer in disk.layers]
+
+    async def load_devices(self, state: Path) -> None:
+        await self._call("load_devices")
+        text = state.read_text()
+        if not text.startswith("devices "):
+            raise RestoreFailed("not a device state")
+        self.devices = int(text.split()[1])
+        self.state = MachineState.PAUSED
+
+    async def save_devices(self, destination: Path) -> None:
+        destination.write_text(f"devices {self.devices} ".ljust(5000))
+        await self._call("save_devices")
+
+    async def open_overlay(self, overlay: DiskLayer) -> None:
+        await self._call("open_overlay")
+        assert overlay.path.exists()
+        self._opened = overlay.path
+
+    async def switch_overlay(self) -> None:
+        await self._call("switch_overlay")
+        assert self._opened is not None
+        self.layers.append(self._opened)
+        self._opened = None
+
+    async def collapse_disk(self, keep: int) -> None:
+        await self._call("collapse_disk")
+        self.layers = [*self.layers[:keep], self.layers[-1]]
+
+    # ------------------------------------------------------------------------------------------------- what a guest does
+
+    def write_memory(self, pages: Any, content: Any) -> None:
+        self.memory.ram[pages] = content
+        self.memory.private[pages] = True
+
+    def write_disk(self, data: bytes) -> None:
+        """Leave data in the active layer, as QEMU would: somewhere behind, and an entry in the L1 table."""
+        with self.layers[-1].open("r+b") as file:
+            file.seek(_L1)
+            file.write(b"\x80")
+            file.seek(0, 2)
+            file.write(data)
+        if self.disk is not None:
+            self.disk.sync_file(self.layers[-1])
