@@ -154,10 +154,8 @@ def _try_exec(path: str, argv: list[str], env: dict[str, str]) -> int:
 
 def _exec_found(argv: list[str], env: dict[str, str]) -> None:
     name = argv[0]
-    if "/" in name:
-        places = [name]
-    else:
-        places = [f"{place or '.'}/{name}" for place in env.get("PATH", DEFAULT_PATH).split(":")]
+    path = env.get("PATH", DEFAULT_PATH).split(":")
+    places = [name] if "/" in name else [f"{place or '.'}/{name}" for place in path]
     seen = errno.ENOENT
     for place in places:
         why = _try_exec(place, argv, env)
