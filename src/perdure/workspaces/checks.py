@@ -71,6 +71,6 @@ def check_fork(count: int, names: tuple[str, ...]) -> None:
 def check_keep_awake(seconds: float) -> None:
     if not 0 <= seconds <= KEEP_AWAKE_LIMIT_S:
         raise InvalidRequest(
-            f"A workspace cannot be kept awake for {seconds:g} seconds.",
+            f"{seconds:g} seconds are out of range.",
             hint=f"Give 0 to {KEEP_AWAKE_LIMIT_S:.0f} seconds; 0 ends it.",
         )

@@ -24,6 +24,8 @@ from perdure.workspaces.tools import Tools
 _log = logging.getLogger(__name__)
 
 DAY_S = 86400.0
+#: States in which a program may have done something since the last snapshot.
+HAD_BEEN_AWAKE = frozenset({WorkspaceState.RUNNING, WorkspaceState.HIBERNATING})
 
 
 async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: Event) -> tuple[Record, Snapshot]:
@@ -113,7 +115,7 @@ class Losses:
                 detail=why + (f" Its newer disk is kept as {branch!r}." if branch else ""),
                 head=head,
                 lost_branch=branch,
-                rewound=None if own or settled else why,
+                rewound=None if own else why if branch or at.state in HAD_BEEN_AWAKE else None,
                 body={"salvaged": len(disks), "lost_branch": branch},
             )
             record = await self._store.move(at, Event.SALVAGED if settled else event, change, tx)

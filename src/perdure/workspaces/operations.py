@@ -174,10 +174,16 @@ class Operations:
     async def hibernate(self, owner: Owner, at: Record, cause: str) -> tuple[Record, Snapshot]:
         """running → hibernating → hibernated."""
         snapshot_id = self._tools.mint_snapshot()
-        async with self._store.database.transaction() as tx:
-            await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
-            going = await self._store.move(at, Event.HIBERNATE, Change(body={"cause": cause, "snapshot_id": snapshot_id}), tx)
         was, owner.live = owner.live, None  # from here on a caller queues for the next wake
+        try:
+            async with self._store.database.transaction() as tx:
+                await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
+                change = Change(body={"cause": cause, "snapshot_id": snapshot_id})
+                going = await self._store.move(at, Event.HIBERNATE, change, tx)
+        except PerdureError as error:
+            if not error.ambiguous:
+                owner.live = was
+            raise
         spec = CaptureSpec(at.id, at.generation, snapshot_id, CaptureMode.HIBERNATE)
         try:
             facts = await self._tools.node(at).capture(spec)

@@ -133,7 +133,7 @@ class Owner:
         except PerdureError as error:
             if not future.done():
                 future.set_exception(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see below
             # The top of a job: its state in the database is whatever was committed last, and the repair that this asks for
             # reads it from there.
             _log.exception("a job of workspace %s failed in a way nobody foresaw", self.id)

@@ -78,10 +78,17 @@ class WorkspaceService:
         image = await self._tools.images.find(spec.image)
         new = self._new_workspace(ctx, spec, image)
         checks.check_new(new, image)
-        record = await self._store.insert(new, {"image": image.name, "by": ctx.principal})
-        owner = self._upkeep.owner(record.id)
         plan = self._operations.plan_new(new.disk_gib, image.disk_gib)
-        record = await owner.run(partial(self._operations.start, owner, record, plan))
+        owner = self._upkeep.newborn(new.id)
+
+        async def job() -> Record:
+            try:
+                record = await self._store.insert(new, {"image": image.name, "by": ctx.principal})
+                return await self._operations.start(owner, record, plan)
+            finally:
+                owner.is_newborn = False
+
+        record = await owner.run(job)
         return record.workspace, _reported(record)
 
     def _new_workspace(self, ctx: Context, spec: CreateWorkspace, image: checks.ImageFacts) -> NewWorkspace:
@@ -238,8 +245,8 @@ class WorkspaceService:
         checks.check_fork(count, names)
         record = await self._find(ctx, ref)
         owner = self._upkeep.owner(record.id)
-        children = await owner.run(partial(self._branch_job, owner, ctx, count, snapshot, names))
-        started = await asyncio.gather(*(self._start_child(child) for child in children), return_exceptions=True)
+        starts = await owner.run(partial(self._branch_job, owner, ctx, count, snapshot, names))
+        started = await asyncio.gather(*map(asyncio.shield, starts), return_exceptions=True)
         self._upkeep.clean_soon()
         outcomes: list[Workspace | PerdureError] = []
         for outcome in started:
@@ -248,8 +255,11 @@ class WorkspaceService:
             outcomes.append(outcome.workspace if isinstance(outcome, Record) else outcome)
         return outcomes
 
-    async def _branch_job(self, owner: Owner, ctx: Context, count: int, ref: str | None, names: tuple[str, ...]) -> list[Record]:
-        """Choose or make the snapshot and insert the children, in one turn of the parent: no retention comes between."""
+    async def _branch_job(
+        self, owner: Owner, ctx: Context, count: int, ref: str | None, names: tuple[str, ...]
+    ) -> list[asyncio.Task[Record]]:
+        """Choose or make the snapshot, insert the children and set off their starts, in one turn of the parent: no retention
+        comes between, and a caller that goes away leaves no child behind."""
         at, snapshot = await self._fork_point(owner, ref)
         if snapshot.has_memory and not snapshot.quiesced:
             raise Conflict(
@@ -257,11 +267,19 @@ class WorkspaceService:
                 hint="Fork again without naming a snapshot: a new checkpoint is taken.",
             )
         wanted = names or await self._branch_names(at, count)
-        async with self._store.database.transaction() as tx:
-            children = [await self._store.insert(self._branch(at, snapshot, name), {"by": ctx.principal}, tx) for name in wanted]
-            body = {"snapshot_id": snapshot.id, "branches": [child.workspace.name for child in children], "by": ctx.principal}
-            await self._store.note(tx, at, "forked", body)
-        return children
+        branches = [self._branch(at, snapshot, name) for name in wanted]
+        owners = [self._upkeep.newborn(branch.id) for branch in branches]
+        try:
+            async with self._store.database.transaction() as tx:
+                for branch in branches:
+                    await self._store.insert(branch, {"by": ctx.principal}, tx)
+                body = {"snapshot_id": snapshot.id, "branches": list(wanted), "by": ctx.principal}
+                await self._store.note(tx, at, "forked", body)
+        except PerdureError:
+            for newborn in owners:
+                newborn.is_newborn = False
+            raise
+        return [self._upkeep.spawn(self._start_child(newborn)) for newborn in owners]
 
     async def _fork_point(self, owner: Owner, ref: str | None) -> tuple[Record, Snapshot]:
         at = await self._upkeep.current(owner)
@@ -308,12 +326,13 @@ class WorkspaceService:
             forked_from=snapshot.id,
         )
 
-    async def _start_child(self, child: Record) -> Record:
-        owner = self._upkeep.owner(child.id)
-
+    async def _start_child(self, owner: Owner) -> Record:
         async def job() -> Record:
-            at = await self._store.by_id(child.id)
-            return await self._operations.start(owner, at, await self._operations.plan_wake(at))
+            try:
+                at = await self._store.by_id(owner.id)
+                return await self._operations.start(owner, at, await self._operations.plan_wake(at))
+            finally:
+                owner.is_newborn = False
 
         return await owner.run(job)
 

@@ -1,15 +1,16 @@
-"""What happens without anybody asking: idle timers, automatic checkpoints, the node's events, repair, cleaning, the shutdown.
+"""What happens without anybody asking: idle timers, automatic checkpoints, node events, repair, cleaning, shutdown.
 
-Also the registry of owners. Timers read the server's clock through ``tools.clock``; tests call ``tick`` and ``reconcile`` by hand.
+Also the registry of owners. Timers read the server's clock, ``tools.clock``; tests call ``tick`` and ``reconcile`` by hand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any, TypeVar
 
 from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import WorkspaceId
@@ -28,6 +29,8 @@ from perdure.workspaces.tools import Tools
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TICK_S = 1.0
 RECONCILE_S = 60.0
 
@@ -43,7 +46,7 @@ class Upkeep:
         self.reconciler = Reconciler(tools, self.losses, self._in_owner, self._awake_generation)
         self._node: Node = tools.placement.place(MachineSize(0, 0))
         self._owners: dict[WorkspaceId, Owner] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
         self._is_closing = False
@@ -75,7 +78,7 @@ class Upkeep:
             if late:
                 _log.warning("%d workspaces were not asleep in time; the next start repairs them", len(late))
             await _cancel(list(late))
-        await self.clean()
+        await _logged(self.clean())
         await _cancel([*events, *self._tasks])
         self.stop()
         return count
@@ -115,6 +118,12 @@ class Upkeep:
             owner = self._owners[workspace_id] = Owner(workspace_id, self._tools.clock, self._repair_soon)
         return owner
 
+    def newborn(self, workspace_id: WorkspaceId) -> Owner:
+        """The owner of a workspace whose row is about to be inserted: the reconciler leaves it to its creator."""
+        owner = self.owner(workspace_id)
+        owner.is_newborn = True
+        return owner
+
     async def current(self, owner: Owner) -> Record:
         """Inside a job: the row as it is now. A state that this process did not put it into is repaired first."""
         at = await self._store.by_id(owner.id)
@@ -146,10 +155,20 @@ class Upkeep:
     async def _repair(self, owner: Owner) -> None:
         await self.reconciler.workspace(owner, await self._store.by_id(owner.id))
 
-    def _spawn(self, work: Awaitable[object]) -> None:
-        task = asyncio.create_task(_logged(work))
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that outlives its caller and ends with the service."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _spawn(self, work: Awaitable[object]) -> None:
+        self.spawn(_logged(work))
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it gets it too; asyncio must not complain where nobody does
 
     # -------------------------------------------------------------------------------------------------------------- timers
 
@@ -263,7 +282,7 @@ async def _logged(work: Awaitable[object]) -> None:
         _log.warning("%s (%s)", error.message, error.internal)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]] | list[asyncio.Task[int]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
