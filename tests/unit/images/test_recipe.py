@@ -33,7 +33,7 @@ def test_a_complete_recipe() -> None:
         memory_mib = 1024
         vcpus = 2
         disk_gib = 20
-        egress_allow = ["pypi.org:443", "*.example.org:443", "10.0.0.0/8:80", "[::1]:8080"]
+        egress_allow = ["packages.example.org:443", "*.example.org:443", "10.0.0.0/8:80", "[::1]:8080"]
         warm_up = ["git --version"]
         [files."/etc/motd"]
         content = "hello"
@@ -70,8 +70,8 @@ def test_a_source_file_lies_beside_the_recipe(tmp_path: Path) -> None:
         ('name = "x"\nmemory_mib = true', "memory_mib is True"),
         ('name = "x"\nvcpus = 0', "vcpus is 0"),
         ('name = "x"\ndisk_gib = 0', "disk_gib is 0"),
-        ('name = "x"\negress_allow = ["pypi.org"]', "'pypi.org' in egress_allow is not HOST:PORT"),
-        ('name = "x"\negress_allow = ["http://pypi.org:443"]', "is not HOST:PORT"),
+        ('name = "x"\negress_allow = ["packages.example.org"]', "'packages.example.org' in egress_allow is not HOST:PORT"),
+        ('name = "x"\negress_allow = ["http://packages.example.org:443"]', "is not HOST:PORT"),
         ('name = "x"\nenvironment = ["A=1"]', "environment is not a table"),
         ('name = "x"\nenvironment = { "A-B" = "1" }', "A-B"),
         ('name = "x"\nenvironment = { A = 1 }', "no variable with a text value"),

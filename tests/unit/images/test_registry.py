@@ -36,7 +36,7 @@ def put(store: ImageStore, digest: str = DIGEST, name: str = "base") -> Image:
             kernel_version="6.12",
             agent_protocol=1,
             environment={"LANG": "C.UTF-8"},
-            egress_allow=("pypi.org:443",),
+            egress_allow=("packages.example.org:443",),
             warm_up=("true",),
             packages={"git": "1"},
             kernel_digest="k",
@@ -69,7 +69,7 @@ def test_an_image_comes_back_as_it_was_put(store: ImageStore) -> None:
     image = put(store)
     assert image == store.resolve("base") == store.resolve(DIGEST) == store.resolve(DIGEST[:6])
     assert image.directory == store.root / "blobs" / DIGEST
-    assert image.egress_allow == ("pypi.org:443",)
+    assert image.egress_allow == ("packages.example.org:443",)
     assert image.created_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
