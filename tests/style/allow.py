@@ -11,6 +11,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/config.py": "the one reader of the environment",
     },
     "process": {
+        "src/perdure/cli/server.py": "up --detach starts the server in a process of its own",
         "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
@@ -29,6 +30,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/sdk/_acompat.py::pause": "the sync twin of apause",
     },
     "wall-clock": {
+        "src/perdure/cli/output.py::ago": "how long ago, as the person at the terminal sees it",
         "src/perdure/demo/floor.py": "stamps a capture that only the benchmark sees",
         "src/perdure/images/build.py": "when an image was built, for people; nothing decides on it",
         "src/perdure/images/golden.py": "when a golden snapshot was made, for people; nothing decides on it",
@@ -38,6 +40,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",
     },
     "broad-except": {
+        "src/perdure/cli/main.py::main": "the top of the program: a defect is told in one sentence too",
         "src/perdure/core/inbox.py::Inbox._attempt": "the top of a job: told to the caller, recorded by the owner's on_defect",
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
         "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",

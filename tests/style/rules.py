@@ -164,12 +164,12 @@ def file_length() -> Iterator[Finding]:
 
 
 def parameters() -> Iterator[Finding]:
-    """Public functions; a handler whose signature a framework reads (decorated, in api/ or cli/) has one parameter per input."""
+    """Public functions; a route or a command, whose signature a framework reads, has one parameter per input."""
     for path in python(src_only=True):
         framework = relative(path).startswith(("src/perdure/api/", "src/perdure/cli/"))
         for place in places(path):
             node = place.node
-            if not isinstance(node, FunctionNode) or (framework and node.decorator_list):
+            if not isinstance(node, FunctionNode) or (framework and (node.decorator_list or _is_command(node))):
                 continue
             if any(
                 getattr(scope, "name", "").startswith("_") and getattr(scope, "name", "") != "__init__" for scope in place.scopes
@@ -179,6 +179,11 @@ def parameters() -> Iterator[Finding]:
             count = len([name for name in names if name not in {"self", "cls"}])
             if count > PARAMETERS:
                 yield place.finding(path, f"{count} parameters, {PARAMETERS} allowed: take a spec object")
+
+
+def _is_command(node: FunctionNode) -> bool:
+    first = next(iter(node.args.args), None)
+    return first is not None and first.annotation is not None and dotted(first.annotation) == "typer.Context"
 
 
 RULES: dict[str, Callable[[], Iterator[Finding]]] = {
