@@ -31,7 +31,6 @@ ALLOW: dict[str, dict[str, str]] = {
     },
     "wall-clock": {
         "src/perdure/cli/output.py::ago": "how long ago, as the person at the terminal sees it",
-        "src/perdure/demo/floor.py": "stamps a capture that only the benchmark sees",
         "src/perdure/images/build.py": "when an image was built, for people; nothing decides on it",
         "src/perdure/images/golden.py": "when a golden snapshot was made, for people; nothing decides on it",
         "src/perdure/snapshots/capture.py::_now_ms": "for ids only, which sort by creation",
