@@ -117,6 +117,8 @@ class Agent:
             self._on_data(stream, event)
         elif kind == EventKind.OPEN:
             self._open(stream, event.value)
+        elif kind == EventKind.CALL:
+            self._data.mux.reply(stream, {"ok": True})  # a fence: the host wants to know that everything before it was read
         elif kind == EventKind.ROOM:
             for table in (self._execs, self._files, self._network):
                 table.on_room(stream)

@@ -295,6 +295,16 @@ class GuestLink(GuestFiles):
         reply = await self._call(request, deadline_s + min(_QUIESCE_EXTRA_S, self._unresponsive_s))
         return reply.get("frozen") is True
 
+    async def hold(self) -> None:
+        """Let nothing pass on either channel until ``release``: for the time in which guest memory is copied."""
+        await self._await_ready()
+        await self._data.hold(self._unresponsive_s)
+        await self._control.hold(self._unresponsive_s)
+
+    def release(self) -> None:
+        self._data.release()
+        self._control.release()
+
     async def thaw(self) -> float:
         """After a checkpoint (or a capture that was given up): repair the clock, then thaw. Returns the clock's step in seconds."""
         await self._await_ready()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from perdure.core.errors import GuestUnresponsive, InvalidRequest, MachineDied, PerdureError
 from perdure.machines.guestlink_stream import LinkStream, error_of
 from perdure.wire.guest import NONCE_BYTES, Event, EventKind, Mux, Role
 from perdure.wire.guest.mux import payload_fits
+from perdure.wire.guest.ops import Call
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -44,6 +45,9 @@ class Channel:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._output = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self.release()
         self._synced: asyncio.Future[None] | None = None
         self._streams: dict[int, LinkStream] = {}
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -70,6 +74,7 @@ class Channel:
         writer, self._writer = self._writer, None
         for task in tasks:
             task.cancel()
+        self.release()
         self._fail(MachineDied(f"The connection to the workspace ended: {why}.", ambiguous=True))
         if writer is not None:
             writer.transport.abort()
@@ -93,6 +98,7 @@ class Channel:
         why = "the machine closed it"
         try:
             while data := await reader.read(_READ_BYTES):
+                await self._may_read.wait()
                 for event in self._mux.receive(data):
                     self._on_event(event)
                 if self._mux.has_output:
@@ -111,10 +117,36 @@ class Channel:
                 await self._output.wait()
                 self._output.clear()
                 while self._mux.has_output:
+                    await self._may_write.wait()
                     writer.write(self._mux.pull(_WRITE_BYTES))
                     await writer.drain()
         except OSError:
             return  # the reading task sees the same and says it
+
+    # ------------------------------------------------------------------------------------------------------- hold
+
+    async def hold(self, deadline_s: float) -> None:
+        """Let nothing pass in either direction until ``release``; returns when the guest has read all that was sent.
+
+        Bytes that QEMU still moves would change guest memory while it is copied, although the vCPUs stand still.
+        """
+        self._may_write.clear()
+        writer = self._writer
+        if writer is None:
+            raise MachineDied("There is no connection to the workspace.")
+        fence = asyncio.ensure_future(self.call({"op": Call.PING}, deadline_s))
+        await asyncio.sleep(0)  # the call is queued now
+        writer.write(self._mux.pull_urgent())
+        await fence
+        self._may_read.clear()
+        cast("asyncio.ReadTransport", writer.transport).pause_reading()
+
+    def release(self) -> None:
+        """Let bytes pass again. Safe when nothing is held."""
+        if not self._may_read.is_set() and self._writer is not None and not self._writer.is_closing():
+            cast("asyncio.ReadTransport", self._writer.transport).resume_reading()
+        self._may_read.set()
+        self._may_write.set()
 
     # ----------------------------------------------------------------------------------------------------- events
 

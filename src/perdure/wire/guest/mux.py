@@ -314,6 +314,12 @@ class Mux:
     def has_output(self) -> bool:
         return bool(self._urgent or self._ready)
 
+    def pull_urgent(self) -> bytes:
+        """What goes before all data: calls, replies, credit. For a sender that holds data back."""
+        parts = b"".join(self._urgent)
+        self._urgent.clear()
+        return parts
+
     def pull(self, limit: int = 65536) -> bytes:
         """Whole frames to send now, up to about ``limit`` bytes (one frame at least, when there is one)."""
         parts: list[bytes] = []

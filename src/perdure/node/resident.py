@@ -1,0 +1,254 @@
+"""One awake workspace on this node: its machine, its channel to the guest, and the run that captures it.
+
+Jobs on it (capture, stop) run one at a time in its inbox. A capture is::
+
+    ready ── quiesce ── pause ── copy ─┬─ resume ── thaw ── commit         checkpoint: the pause ends before the heavy part
+                                       └─ commit ── kill                   hibernation: killed only when the snapshot exists
+
+Whatever fails in between, the machine goes on and nothing is lost; the caller gets the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from perdure.core.clock import Clock
+from perdure.core.errors import MachineDied, MachineFailed, NoSpace, PerdureError
+from perdure.core.inbox import Inbox
+from perdure.machines.driver import EventKind, Machine, MachineState
+from perdure.machines.guestlink import GuestLink
+from perdure.node.stillness import standing_still
+from perdure.snapshots.capture import CaptureRequest, MachineRun
+from perdure.wire.node import (
+    Activity,
+    CaptureMode,
+    CaptureSpec,
+    Identity,
+    NodeEvent,
+    NodeEventKind,
+    NodeUsage,
+    SnapshotFacts,
+)
+
+INBOX_LIMIT = 32
+#: Own disk layers of a running machine beyond which they are streamed into the active one (machine-facts: ≤ 16 in all).
+LAYERS_MAX = 12
+LAYERS_KEPT = 4
+#: How often a machine that stands still for want of disk space is tried again.
+ROOM_CHECK_S = 2.0
+PING_FRACTION = 4
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a start has made. The resident owns all of it."""
+
+    identity: Identity
+    machine: Machine
+    link: GuestLink
+    run: MachineRun
+
+
+class Resident:
+    """Owns a running machine until ``end``. ``emit`` gets what happens by itself."""
+
+    def __init__(self, parts: Parts, clock: Clock, unresponsive_s: float, emit: Callable[[NodeEvent], None]) -> None:
+        self.identity = parts.identity
+        self.machine = parts.machine
+        self.link = parts.link
+        self.run = parts.run
+        self._clock = clock
+        self._unresponsive_s = unresponsive_s
+        self._emit = emit
+        self._inbox = Inbox(parts.identity.workspace_id, INBOX_LIMIT, self._on_defect)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._collapse: asyncio.Task[None] | None = None
+        self._cpu_s: float | None = None  # of the users' processes, as last heard
+        self._mark_at_capture: tuple[float | None, int] | None = None
+        self._standing_still = 0  # captures and freezes under way: silence is no sign of anything then
+        self.is_ended = False
+
+    def watch(self) -> None:
+        """Begin to look after the machine; what happens from here on is told."""
+        self._tasks = [
+            asyncio.create_task(self._follow_events(), name=f"events-{self.identity.workspace_id}"),
+            asyncio.create_task(self._follow_pulse(), name=f"pulse-{self.identity.workspace_id}"),
+        ]
+
+    @property
+    def generation(self) -> int:
+        return self.identity.generation
+
+    # ------------------------------------------------------------------------------------------------------------ capture
+
+    async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
+        """Take a snapshot; for HIBERNATE the machine is dead when this returns. On an error the machine goes on."""
+        return await self._inbox.run(lambda: self._capture(spec))
+
+    async def _capture(self, spec: CaptureSpec) -> SnapshotFacts:
+        goes_on = spec.mode is CaptureMode.CHECKPOINT
+        await self.run.ready(self.machine, spec.snapshot_id, goes_on=goes_on)
+        self._standing_still += 1
+        try:
+            return await (self._checkpoint(spec) if goes_on else self._hibernate(spec))
+        except BaseException:
+            self.run.store.discard(spec.snapshot_id)
+            raise
+        finally:
+            self._standing_still -= 1
+
+    async def _checkpoint(self, spec: CaptureSpec) -> SnapshotFacts:
+        begun = time.perf_counter()
+        async with standing_still(self.link) as still:
+            mark = self._mark()
+            await self.machine.pause()
+            try:
+                captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=True))
+            finally:
+                await self._resume()
+        pause_s = time.perf_counter() - begun
+        facts = await asyncio.to_thread(self.run.commit, captured, pause_s)
+        self._mark_at_capture = mark
+        self._collapse_if_deep()
+        return facts
+
+    async def _hibernate(self, spec: CaptureSpec) -> SnapshotFacts:
+        await self.link.sync()
+        begun = time.perf_counter()
+        async with standing_still(self.link) as still:
+            await self.machine.pause()
+            try:
+                captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=False))
+                facts = await asyncio.to_thread(self.run.commit, captured, time.perf_counter() - begun)
+            except BaseException:
+                await self._resume()
+                raise
+            still.is_over = True
+        await self.end(keep_layers=False)
+        return facts
+
+    def _request(self, spec: CaptureSpec, frozen: bool, *, goes_on: bool) -> CaptureRequest:
+        return CaptureRequest(spec.snapshot_id, self._clock.now(), quiesced=frozen, goes_on=goes_on)
+
+    async def _resume(self) -> None:
+        with contextlib.suppress(MachineDied):  # its death is told by its event
+            await self.machine.resume()
+
+    def _collapse_if_deep(self) -> None:
+        if self.run.layer_count > LAYERS_MAX and (self._collapse is None or self._collapse.done()):
+            self._collapse = asyncio.create_task(self._do_collapse(), name=f"collapse-{self.identity.workspace_id}")
+
+    async def _do_collapse(self) -> None:
+        try:
+            await self.run.collapse(self.machine, LAYERS_KEPT)
+        except PerdureError as error:
+            # A capture came between, or the machine ended: the next checkpoint asks again.
+            log.info("the disk's layers were not merged", workspace=self.identity.workspace_id, reason=error.message)
+
+    # -------------------------------------------------------------------------------------------------------------- state
+
+    async def usage(self) -> NodeUsage:
+        used = await self.machine.usage()
+        return NodeUsage(used.cpu_s, used.rss_bytes, used.pss_bytes, used.private_bytes)
+
+    def activity(self, open_outbound: int) -> Activity:
+        counts = self.link.activity()
+        return Activity(
+            open_execs=counts.open_execs,
+            open_streams=counts.open_streams,
+            open_outbound=open_outbound,
+            idle_for_s=counts.idle_for_s,
+            changed=counts.idle_for_s == 0.0 or self._mark() != self._mark_at_capture,
+        )
+
+    def _mark(self) -> tuple[float | None, int]:
+        """Differs between two instants if anything was asked of the guest, or its processes were seen to run, between them."""
+        return (self._cpu_s, self.link.activity().operations)
+
+    # ---------------------------------------------------------------------------------------------------------------- end
+
+    async def stop(self, *, keep_layers: bool) -> None:
+        """Kill the machine whatever it does; jobs in its inbox fail with MachineDied."""
+        await self.machine.kill()
+        await self._inbox.run(lambda: self.end(keep_layers=keep_layers), urgent=True)
+
+    async def end(self, *, keep_layers: bool) -> None:
+        """The machine is killed, its channel closed, its run ended. Safe twice."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        for task in [*self._tasks, *([self._collapse] if self._collapse else [])]:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await self.machine.kill()
+        await self.link.close()
+        await asyncio.to_thread(lambda: self.run.end(keep_layers=keep_layers))
+
+    # -------------------------------------------------------------------------------------------------------- by itself
+
+    def _tell(self, kind: NodeEventKind, detail: str = "") -> None:
+        if not self.is_ended:
+            self._emit(NodeEvent(kind, self.identity.workspace_id, self.generation, detail))
+
+    async def _follow_events(self) -> None:
+        ended_as: NodeEventKind | None = None
+        async for event in self.machine.events():
+            if event.kind in _ENDINGS:
+                ended_as = _ENDINGS[event.kind]
+            elif event.kind is EventKind.NO_SPACE:
+                self._tell(NodeEventKind.NO_SPACE, event.detail)
+                self._tasks.append(asyncio.create_task(self._await_room(), name=f"room-{self.identity.workspace_id}"))
+            elif event.kind is EventKind.IO_ERROR:
+                log.error("a disk of a machine failed", workspace=self.identity.workspace_id, detail=event.detail)
+            else:
+                self._tell(ended_as or NodeEventKind.DIED, event.detail)
+
+    async def _await_room(self) -> None:
+        """A machine that was stopped because the host's disk is full is tried until it stays up."""
+        while self.machine.state is MachineState.NO_SPACE:
+            await asyncio.sleep(ROOM_CHECK_S)
+            with contextlib.suppress(NoSpace):
+                await self.machine.resume()
+        if self.machine.state is MachineState.RUNNING:
+            self._tell(NodeEventKind.ROOM_AGAIN)
+
+    async def _follow_pulse(self) -> None:
+        heard_at = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(self._unresponsive_s / PING_FRACTION)
+            if self._standing_still or self.machine.state is not MachineState.RUNNING:
+                heard_at = self._clock.monotonic()
+                continue
+            try:
+                self._cpu_s = await self.link.cpu_s()
+            except MachineFailed:  # GuestUnresponsive among them
+                if not self._standing_still and self._clock.monotonic() - heard_at >= self._unresponsive_s:
+                    self._tell(NodeEventKind.UNRESPONSIVE, f"The agent has not answered for {self._unresponsive_s:g} s.")
+                    return
+                continue
+            heard_at = self._clock.monotonic()
+
+    def freeze(self) -> None:
+        """The watchdog stopped the process: silence means nothing until ``thaw``."""
+        self._standing_still += 1
+
+    def thaw(self) -> None:
+        self._standing_still = max(0, self._standing_still - 1)
+
+    def _on_defect(self, error: Exception) -> None:
+        log.error("a job of a machine failed in a way nobody foresaw", workspace=self.identity.workspace_id, exc_info=error)
+
+
+_ENDINGS = {
+    EventKind.RESET: NodeEventKind.GUEST_REBOOT,
+    EventKind.PANIC: NodeEventKind.GUEST_PANIC,
+    EventKind.POWEROFF: NodeEventKind.GUEST_POWEROFF,
+}

@@ -1,0 +1,190 @@
+"""How a machine becomes a workspace: the one procedure behind create, wake, fork, disk boot and supervised reboot.
+
+Intent first: ``begin`` (or ``take_over``) writes the live record before anything runs. The machine is then restored into a warm
+VMM, or booted; it counts as awake when the agent has answered this generation's handshake. Whatever fails kills the machine and
+ends the run, so that nothing of a failed start remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.core.errors import InvalidRequest
+from perdure.machines.driver import Machine
+from perdure.machines.guestlink import GuestLink, OnGuestStream, WakeRequest
+from perdure.node.goldens import Goldens, Origin
+from perdure.node.pool import WarmPool
+from perdure.node.resident import Parts
+from perdure.snapshots.capture import MachineRun, RunSpec
+from perdure.snapshots.manifest import Manifest, explain_mismatch
+from perdure.snapshots.start import begin, take_over
+from perdure.snapshots.store import SnapshotStore
+from perdure.wire.node import FromDisk, FromSnapshot, MemoryFate, StartReport, StartSpec
+
+#: A restored guest answers in a fraction of a second; a cold boot under emulation on a busy host takes half a minute.
+RESTORED_HELLO_S = 60.0
+BOOTED_HELLO_S = 240.0
+PoolKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a start will do, decided before it does anything."""
+
+    origin: Origin
+    manifest: Manifest | None
+    with_memory: bool
+    memory: MemoryFate
+    reason: str
+
+
+class Timeline:
+    """Milliseconds since a start began, by name of the step that was done then."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self.ms: dict[str, float] = {}
+
+    def mark(self, step: str) -> None:
+        self.ms[step] = round((time.perf_counter() - self._begun) * 1000, 3)
+
+    def add(self, timings: Mapping[str, float]) -> None:
+        self.ms.update({f"restore_{name}": round(ms, 3) for name, ms in timings.items()})
+
+
+class Starter:
+    """Makes running machines out of start specs."""
+
+    def __init__(self, goldens: Goldens, store: SnapshotStore, pool: WarmPool[PoolKey], unresponsive_s: float) -> None:
+        self._goldens = goldens
+        self._store = store
+        self._pool = pool
+        self._unresponsive_s = unresponsive_s
+
+    async def start(self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[], None]) -> tuple[Parts, StartReport]:
+        """Returns after the handshake. ``before_run`` is called right before the guest can run, ``on_stream`` for its streams.
+
+        Raises what the parts raise; then nothing of this start remains (a take-over keeps the earlier generation's layers).
+        """
+        times = Timeline()
+        plan = await self._plan(spec)
+        run = await asyncio.to_thread(self._begin, spec, plan)
+        times.mark("recorded")
+        keep = spec.take_over_generation is not None
+        async with self._machine(plan, run, keep=keep) as (machine, pooled):
+            times.mark("claimed")
+            if plan.with_memory:
+                noted = asyncio.create_task(run.started(machine.pid))
+                times.add(await run.restore(machine))
+                await noted
+                times.mark("restored")
+            else:
+                await run.started(machine.pid)
+            before_run()
+            if plan.with_memory:
+                await machine.resume()
+            times.mark("running")
+            link, report = await self._handshake(spec, plan, machine, on_stream, times)
+        parts = Parts(spec.identity, machine, link, run)
+        return parts, StartReport(**report, confinement=machine.confinement, pooled=pooled, timings_ms=times.ms)
+
+    # ---------------------------------------------------------------------------------------------------------- planning
+
+    async def _plan(self, spec: StartSpec) -> Plan:
+        origin = await self._goldens.origin(spec.image, spec.size)
+        source = spec.source
+        if isinstance(source, FromSnapshot):
+            return self._plan_snapshot(origin, self._store.manifest(source.snapshot_id))
+        if isinstance(source, FromDisk):
+            manifest = None if source.snapshot_id is None else self._store.manifest(source.snapshot_id)
+            new = manifest is None and spec.new_identity
+            return Plan(origin, manifest, False, MemoryFate.NEW if new else MemoryFate.LOST, "" if new else source.reason)
+        if spec.disk_gib != origin.image.disk_gib:
+            return Plan(origin, None, False, MemoryFate.NEW, "")
+        return Plan(origin, None, True, MemoryFate.NEW, "")
+
+    def _plan_snapshot(self, origin: Origin, manifest: Manifest) -> Plan:
+        """Memory if the fingerprint holds and its base is there; the same snapshot's disk otherwise, and why."""
+        memory = manifest.memory
+        if memory is None:
+            return Plan(origin, manifest, False, MemoryFate.LOST, "no-memory-in-snapshot")
+        if memory.fingerprint != origin.fingerprint:
+            reason = explain_mismatch(manifest, origin.fingerprint_parts)
+            return Plan(origin, manifest, False, MemoryFate.LOST, f"fingerprint: {reason}")
+        golden = memory.base.golden
+        if golden is None:
+            raise InvalidRequest(f"Snapshot {manifest.snapshot_id} has a private base, which this release cannot wake.")
+        return Plan(self._goldens.at(origin, golden), manifest, True, MemoryFate.KEPT, "")
+
+    def _begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
+        identity, origin = spec.identity, plan.origin
+        run_spec = RunSpec(
+            workspace_id=identity.workspace_id,
+            tenant_id=identity.tenant_id,
+            generation=identity.generation,
+            image=origin.image.digest,
+            size=spec.size,
+            disk_gib=spec.disk_gib,
+            base=self._goldens.base(origin, plan.manifest),
+            fingerprint=origin.fingerprint,
+            fingerprint_parts=origin.fingerprint_parts,
+        )
+        if spec.take_over_generation is not None:
+            return take_over(self._store, run_spec, spec.take_over_generation)
+        source = None if plan.manifest is None else plan.manifest.snapshot_id
+        return begin(self._store, run_spec, source, memory=plan.with_memory, devices=origin.golden.devices)
+
+    # ---------------------------------------------------------------------------------------------------------- machines
+
+    @asynccontextmanager
+    async def _machine(self, plan: Plan, run: MachineRun, *, keep: bool) -> AsyncIterator[tuple[Machine, bool]]:
+        """A machine for the body, which on any failure is killed and its run ended. A warm one gets a successor later."""
+        machine: Machine | None = None
+        pooled = False
+        try:
+            if plan.with_memory:
+                machine, pooled = await self._pool.claim(plan.origin.key)
+            else:
+                launch = self._goldens.launch(plan.origin, "boot")
+                machine = await self._goldens.driver.boot(launch, run.chain())
+            yield machine, pooled
+        except BaseException:
+            if machine is not None:
+                await machine.kill()
+            await asyncio.to_thread(lambda: run.end(keep_layers=keep))
+            raise
+        finally:
+            if plan.with_memory:
+                self._pool.refill(plan.origin.key)
+
+    async def _handshake(
+        self, spec: StartSpec, plan: Plan, machine: Machine, on_stream: OnGuestStream, times: Timeline
+    ) -> tuple[GuestLink, dict[str, Any]]:
+        link = GuestLink(
+            machine.connect, generation=spec.identity.generation, on_guest_stream=on_stream, unresponsive_s=self._unresponsive_s
+        )
+        try:
+            hello = await link.open(RESTORED_HELLO_S if plan.with_memory else BOOTED_HELLO_S)
+            times.mark("hello")
+            request = WakeRequest(spec.identity, new_identity=spec.new_identity, environment=spec.environment)
+            woken = await link.wake(request)
+            times.mark("repaired")
+            if not plan.with_memory:
+                await link.grow_disk()
+        except BaseException:
+            await link.close()
+            raise
+        return link, {
+            "memory": plan.memory,
+            "memory_reason": plan.reason,
+            "boot_id": hello.boot_id,
+            "clock_step_s": woken.clock_step_s,
+            "connections_dropped": woken.connections_dropped,
+            "execs_running": woken.execs_running,
+            "execs_lost": woken.execs_lost,
+        }

@@ -1,0 +1,40 @@
+"""Making a guest stand still for a capture, and making it go on.
+
+User processes are frozen first, so that a snapshot is of nothing half done; then both channels are held, so that no byte on its
+way changes guest memory while it is copied. Afterwards the channels are released and the processes thawed, whatever happened
+between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from perdure.core.errors import MachineDied
+from perdure.machines.guestlink import GuestLink
+
+
+@dataclass(slots=True)
+class Stillness:
+    """``frozen``: every user process stood still in time. ``is_over``: the machine will not go on, so nothing is thawed."""
+
+    frozen: bool
+    is_over: bool = False
+
+
+@asynccontextmanager
+async def standing_still(link: GuestLink) -> AsyncIterator[Stillness]:
+    """The guest stands still inside the block. A guest that dies meanwhile is told of by its own event."""
+    still = Stillness(frozen=await link.quiesce())
+    try:
+        await link.hold()
+        try:
+            yield still
+        finally:
+            link.release()
+    finally:
+        if not still.is_over:
+            with contextlib.suppress(MachineDied):
+                await link.thaw()

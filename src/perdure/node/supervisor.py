@@ -1,0 +1,276 @@
+"""The node: implements ``wire.node.Node`` over machines, snapshots and gateway. One resident per awake workspace.
+
+What runs is in ``_residents``, what may run is in the store's live records; after a crash only the second is left, and ``open``
+kills whatever an earlier process left running before it reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from perdure.core.clock import Clock
+from perdure.core.config import Settings
+from perdure.core.errors import Conflict, NotFound, StaleGeneration
+from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
+from perdure.gateway.egress import EgressGateway
+from perdure.gateway.rules import EgressRules
+from perdure.gateway.selfservice import SelfService
+from perdure.images.registry import ImageStore
+from perdure.machines import qemu_leftovers
+from perdure.machines.driver import Accelerator, LaunchSpec, Machine, MachineDriver
+from perdure.machines.guestlink_stream import LinkStream
+from perdure.node.goldens import Goldens, Origin
+from perdure.node.pool import WarmPool
+from perdure.node.resident import Resident
+from perdure.node.starting import PoolKey, Starter
+from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.store import SnapshotStore, is_alive
+from perdure.wire.node import (
+    Activity,
+    CaptureSpec,
+    Guest,
+    Identity,
+    Inventory,
+    LiveMachine,
+    MachineSize,
+    NodeEvent,
+    NodeEventKind,
+    NodeUsage,
+    SnapshotFacts,
+    StartReport,
+    StartSpec,
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """What a node is made of; built by ``wiring`` or a test."""
+
+    node_id: NodeId
+    settings: Settings
+    clock: Clock
+    driver: MachineDriver
+    accelerator: Accelerator
+    images: ImageStore
+    egress: EgressGateway
+    selfservice: SelfService
+
+    @property
+    def run_root(self) -> Path:
+        return self.settings.run_dir / "vm"
+
+
+class NodeSupervisor:
+    """``open`` before use, ``close`` after; a machine that still runs at ``close`` is killed and its live record kept."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        self.node_id = parts.node_id
+        self._parts = parts
+        self._store = SnapshotStore(parts.settings.store)
+        self._goldens = Goldens(parts.images, parts.driver, parts.accelerator, parts.run_root)
+        self._pool: WarmPool[PoolKey] = WarmPool(self._prepare, parts.settings.pool_size)
+        self._starter = Starter(self._goldens, self._store, self._pool, parts.settings.unresponsive_s)
+        self._origins: dict[PoolKey, Origin] = {}
+        self._residents: dict[WorkspaceId, Resident] = {}
+        self._starting: set[WorkspaceId] = set()
+        self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._debris: tuple[str, ...] = ()
+
+    async def open(self) -> None:
+        """Kill what an earlier process left, take the store. Raises Conflict when another process has it."""
+        swept = await qemu_leftovers.sweep(self._parts.run_root)
+        report = await asyncio.to_thread(self._store.open)
+        images = await asyncio.to_thread(self._parts.images.sweep)
+        self._debris = (*swept.killed, *report.debris, *images)
+        if self._debris:
+            log.info("removed what an earlier process left", things=len(self._debris))
+
+    async def close(self) -> None:
+        await self._pool.close()
+        for resident in list(self._residents.values()):
+            await self._forget(resident, keep_layers=True)
+        for task in self._streams:
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        await asyncio.to_thread(self._store.close)
+
+    async def warm(self, image: str, size: MachineSize) -> None:
+        """Fill the pool for what will probably be asked next."""
+        origin = await self._goldens.origin(image, size)
+        self._origins[origin.key] = origin
+        self._pool.refill(origin.key)
+
+    def pids(self) -> list[int]:
+        """VMM processes of awake workspaces: what the freeze watchdog stops."""
+        return [resident.machine.pid for resident in self._residents.values()]
+
+    def pool_pids(self) -> list[int]:
+        return self._pool.pids()
+
+    def lease_changed(self, frozen: bool) -> None:
+        """The watchdog has stopped or continued every machine."""
+        kind = NodeEventKind.FROZEN if frozen else NodeEventKind.THAWED
+        for resident in self._residents.values():
+            (resident.freeze if frozen else resident.thaw)()
+            self._events.put_nowait(NodeEvent(kind, resident.identity.workspace_id, resident.generation))
+
+    # ------------------------------------------------------------------------------------------------------------- starts
+
+    async def start(self, spec: StartSpec) -> StartReport:
+        workspace_id = spec.identity.workspace_id
+        await self._make_way(spec)
+        if workspace_id in self._starting:
+            raise Conflict(f"Workspace {workspace_id} is being started already.")
+        self._starting.add(workspace_id)
+        try:
+            origin = await self._goldens.origin(spec.image, spec.size)
+            self._origins[origin.key] = origin
+            allowed = EgressRules.parse((*origin.image.egress_allow, *spec.egress_allow))
+            parts, report = await self._starter.start(
+                spec, self._serve_stream(spec.identity), lambda: self._register(spec.identity, allowed)
+            )
+        except BaseException:
+            await self._unregister(spec.identity)
+            raise
+        finally:
+            self._starting.discard(workspace_id)
+        resident = Resident(parts, self._parts.clock, self._parts.settings.unresponsive_s, self._events.put_nowait)
+        self._residents[workspace_id] = resident
+        resident.watch()
+        return report
+
+    async def _make_way(self, spec: StartSpec) -> None:
+        """Refuse a start of a generation that is not newer; a reboot takes over from a machine that is dead."""
+        resident = self._residents.get(spec.identity.workspace_id)
+        if resident is None:
+            return
+        if resident.generation >= spec.identity.generation:
+            raise _stale(spec.identity.workspace_id, spec.identity.generation, resident.generation)
+        if resident.generation != spec.take_over_generation:
+            raise Conflict(
+                f"Workspace {spec.identity.workspace_id} still runs generation {resident.generation} on this node.",
+                hint="Stop it first.",
+            )
+        await self._forget(resident, keep_layers=True)
+
+    async def _prepare(self, key: PoolKey) -> Machine:
+        return await self._parts.driver.prepare(self._launch(key))
+
+    def _launch(self, key: PoolKey) -> LaunchSpec:
+        return self._goldens.launch(self._origins[key], "warm")
+
+    def _register(self, identity: Identity, rules: EgressRules) -> None:
+        self._parts.egress.register(identity, rules)
+        self._parts.selfservice.register(identity)
+
+    async def _unregister(self, identity: Identity) -> None:
+        await self._parts.egress.drop(identity.workspace_id, identity.generation)
+        await self._parts.selfservice.drop(identity.workspace_id, identity.generation)
+
+    def _serve_stream(self, identity: Identity) -> Any:
+        """What the guest opens goes to the gateway, with the identity that the host knows."""
+
+        def serve(kind: Literal["egress", "api"], info: dict[str, Any], stream: LinkStream) -> None:
+            task = asyncio.create_task(self._serve_one(identity, kind, info, stream))
+            self._streams.add(task)
+            task.add_done_callback(self._streams.discard)
+
+        return serve
+
+    async def _serve_one(self, identity: Identity, kind: str, info: dict[str, Any], stream: LinkStream) -> None:
+        if kind == "egress":
+            await self._parts.egress.serve(identity, info["host"], info["port"], stream)
+        else:
+            await self._parts.selfservice.serve(identity, await stream.accept())
+
+    # ---------------------------------------------------------------------------------------------------- one workspace
+
+    def _resident(self, workspace_id: WorkspaceId, generation: int) -> Resident:
+        resident = self._residents.get(workspace_id)
+        if resident is None:
+            raise NotFound(f"Workspace {workspace_id} does not run on this node.")
+        if resident.generation != generation:
+            raise _stale(workspace_id, generation, resident.generation)
+        return resident
+
+    async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
+        resident = self._resident(spec.workspace_id, spec.generation)
+        facts = await resident.capture(spec)
+        if resident.is_ended:
+            await self._forget(resident, keep_layers=False)
+        return facts
+
+    async def stop(self, workspace_id: WorkspaceId, generation: int, *, keep_overlay: bool = False) -> None:
+        resident = self._residents.get(workspace_id)
+        if resident is not None:
+            if resident.generation != generation:
+                raise _stale(workspace_id, generation, resident.generation)
+            await self._forget(resident, keep_layers=keep_overlay)
+        elif not keep_overlay:
+            await asyncio.to_thread(self._store.forget, workspace_id, generation)
+
+    async def _forget(self, resident: Resident, *, keep_layers: bool) -> None:
+        """End a resident and everything that is served in its name."""
+        await resident.stop(keep_layers=keep_layers)
+        await self._unregister(resident.identity)
+        if self._residents.get(resident.identity.workspace_id) is resident:
+            del self._residents[resident.identity.workspace_id]
+
+    async def salvage(self, workspace_id: WorkspaceId, generation: int, snapshot_id: SnapshotId) -> SnapshotFacts | None:
+        if workspace_id in self._residents:
+            raise Conflict(f"Workspace {workspace_id} still runs.", hint="Stop it first, keeping its overlay.")
+        now = self._parts.clock.now()
+        return await asyncio.to_thread(self._store.salvage, workspace_id, generation, snapshot_id, now)
+
+    async def usage(self, workspace_id: WorkspaceId, generation: int) -> NodeUsage:
+        return await self._resident(workspace_id, generation).usage()
+
+    def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity:
+        resident = self._resident(workspace_id, generation)
+        return resident.activity(self._parts.egress.open_streams(workspace_id, generation))
+
+    def guest(self, workspace_id: WorkspaceId, generation: int) -> Guest:
+        return self._resident(workspace_id, generation).link
+
+    # ---------------------------------------------------------------------------------------------------------- snapshots
+
+    async def snapshot(self, snapshot_id: SnapshotId) -> SnapshotFacts:
+        manifest = self._store.manifest(snapshot_id)
+        base: BaseRam | None = None
+        if manifest.memory is not None and manifest.memory.base.golden is not None:
+            origin = await self._goldens.origin(manifest.image, manifest.size)
+            base = self._goldens.base(self._goldens.at(origin, manifest.memory.base.golden), manifest).ram
+        return (await asyncio.to_thread(self._store.verify, snapshot_id, base)).facts()
+
+    async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
+        return await asyncio.to_thread(self._store.delete, snapshot_ids)
+
+    async def inventory(self) -> Inventory:
+        snapshots = await asyncio.to_thread(self._store.complete)
+        debris, self._debris = self._debris, ()
+        machines = []
+        for record in self._store.live():
+            resident = self._residents.get(record.workspace_id)
+            mine = resident is not None and resident.generation == record.generation
+            alive = is_alive(record) and mine
+            pid = resident.machine.pid if resident is not None and alive else None
+            disk_id = record.layers[-1] if record.layers else None
+            machines.append(LiveMachine(record.workspace_id, record.generation, alive, pid, disk_id))
+        return Inventory(tuple(machines), snapshots, debris)
+
+    async def events(self) -> AsyncIterator[NodeEvent]:
+        while True:
+            yield await self._events.get()
+
+
+def _stale(workspace_id: WorkspaceId, asked: int, found: int) -> StaleGeneration:
+    return StaleGeneration(f"Workspace {workspace_id} is at generation {found} on this node, not {asked}.")
