@@ -82,7 +82,7 @@ async def make_tree(tree: Tree, mode: Mode, *, what: str, on_line: LineSink | No
         f"--mode={mode}",
         f"--variant={tree.variant}",
         "--format=tar",
-        f"--include={','.join(tree.packages)}",
+        *([f"--include={','.join(tree.packages)}"] if tree.packages else []),
         '--aptopt=APT::Install-Recommends "false"',
         "--aptopt=Acquire::Languages { none; }",
         "--aptopt=Acquire::Retries 3",
