@@ -119,7 +119,7 @@ stage_venv() {
 stage_qemu10() {
     [ -x tools/fetch-qemu10.sh ] || return 0
     # The suite runs on the system's QEMU in any case; without the mirror's backports it runs on that one alone.
-    tools/fetch-qemu10.sh >&2 || say "no second QEMU could be fetched; the machine suite runs on the system's QEMU only"
+    tools/fetch-qemu10.sh >/dev/null || say "no second QEMU could be fetched; the machine suite runs on the system's QEMU only"
 }
 
 stage_image() {
