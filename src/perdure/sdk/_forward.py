@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ class AsyncForward:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[Any]] = set()
         self.last_error: PerdureError | None = None
+        self.on_error: Callable[[PerdureError], None] | None = None
 
     @property
     def local_port(self) -> int:
@@ -71,6 +73,8 @@ class AsyncForward:
                 await _pump(reader, writer, websocket)
         except PerdureError as error:
             self.last_error = error
+            if self.on_error is not None:
+                self.on_error(error)
         except (ConnectionClosed, ConnectionError):
             pass
         finally:

@@ -111,11 +111,11 @@ class ImageList(Answer):
 
 
 class BuildImage(Body):
-    """``recipe`` is the TOML text; None builds the default recipe."""
+    """``recipe`` is the TOML text; None builds the default recipe. ``if_missing``: keep an image that is current already."""
 
     recipe: Annotated[str, Field(max_length=1 << 20)] | None = None
     name: Text | None = None
-    force: bool = False
+    if_missing: bool = False
 
 
 class BuildEvent(Answer):

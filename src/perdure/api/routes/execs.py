@@ -43,7 +43,7 @@ class Follow(BaseModel):
     generation: int | None = Field(default=None, description="Refuse, and do not wake, if it is not running at this one.")
 
 
-@router.post("", response_class=EventStream, responses=_STREAM)
+@router.post("", response_class=EventStream, status_code=200, responses=_STREAM)
 async def start_exec(ref: str, body: public.StartExec, call: Call) -> Response:
     """Run a command; answers an NDJSON stream of its events, or with ``background`` one ExecInfo as soon as it runs."""
     async with AsyncExitStack() as stack:
@@ -71,7 +71,7 @@ async def get_exec(ref: str, exec_id: str, call: Call) -> public.ExecInfo:
         return render.exec_info(await _find(awake.guest, exec_id), awake.workspace.generation)
 
 
-@router.get("/{exec_id}/output", response_class=EventStream, responses=_STREAM)
+@router.get("/{exec_id}/output", response_class=EventStream, status_code=200, responses=_STREAM)
 async def follow_exec(
     ref: str,
     exec_id: str,

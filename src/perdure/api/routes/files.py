@@ -35,7 +35,7 @@ def _mode(text: str | None, default: int | None) -> int | None:
     return mode
 
 
-@router.get("/content", response_class=ContentStream, responses={200: _BYTES})
+@router.get("/content", response_class=ContentStream, status_code=200, responses={200: _BYTES})
 async def read_file(
     ref: str,
     path: GuestPath,

@@ -20,7 +20,7 @@ async def list_images(call: Call) -> public.ImageList:
     return public.ImageList(images=await call.services.images.find(call.ctx))
 
 
-@router.post("", response_class=EventStream, responses=_STREAM)
+@router.post("", response_class=EventStream, status_code=200, responses=_STREAM)
 async def build_image(body: public.BuildImage, call: Call) -> EventStream:
     """Build an image; answers an NDJSON stream of build events. Hanging up cancels the build, which then leaves nothing."""
     source = EventSource(

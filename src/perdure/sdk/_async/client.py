@@ -148,8 +148,10 @@ class AsyncClient:
     async def remove_image(self, ref: str) -> None:
         await self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
 
-    async def build_image(self, recipe: str | None = None, *, name: str | None = None) -> AsyncIterator[public.BuildEvent]:
+    async def build_image(
+        self, recipe: str | None = None, *, name: str | None = None, if_missing: bool = False
+    ) -> AsyncIterator[public.BuildEvent]:
         """Build an image from a recipe's TOML text (None: the default image); yields its progress, last ``done``."""
-        body = _core.checked(public.BuildImage, recipe=recipe, name=name)
+        body = _core.checked(public.BuildImage, recipe=recipe, name=name, if_missing=if_missing)
         async for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
             yield _core.image_event(line)

@@ -14,7 +14,7 @@ from perdure.sdk import _core
 from perdure.sdk._acompat import AsyncBackground, AsyncData, AsyncHashing, acall, apause
 from perdure.sdk._core import Call, Collector, CommandResult, Follower, Output
 from perdure.sdk._options import OUTPUT_LIMIT_BYTES, RunOptions, run_fields
-from perdure.sdk.errors import ConnectionLost
+from perdure.sdk.errors import ConnectionLost, StillRunning
 from perdure.wire import public
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class AsyncCommandHandle:
             except PerdureError as error:
                 await apause(follower.broke(error))
 
+    def still_running(self, timeout: float | None) -> StillRunning:
+        """The error for a wait that ended first."""
+        return self._follower.still_running(timeout)
+
     async def wait(
         self, timeout: float | None = None, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
     ) -> CommandResult:
@@ -83,7 +87,7 @@ class AsyncCommandHandle:
         for stream, callback in callbacks.items():
             await acall(callback, collector.rest(stream))
         if self._follower.outcome is None:
-            raise self._follower.still_running(timeout)
+            raise self.still_running(timeout)
         return collector.result(self._follower.outcome)
 
     async def kill(self) -> None:
@@ -153,8 +157,15 @@ class AsyncCommands:
             return handle
         if not isinstance(stdin, bool):
             return await self._fed(await self._background(start, limit), stdin, timeout, (on_stdout, on_stderr))
-        handle = AsyncCommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
+        handle = self.stream(cmd, **options)
         return await handle.wait(timeout, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    def stream(self, cmd: str | Sequence[str], *, stdin: bool = False, **options: Unpack[RunOptions]) -> AsyncCommandHandle:
+        """A handle whose command starts when it is first iterated over or waited for; its output streams with the start."""
+        start = self._start(cmd, stdin, False, options)
+        assert start.exec_id is not None
+        limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
+        return AsyncCommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
 
     async def _fed(
         self, handle: AsyncCommandHandle, stdin: AsyncData, timeout: float | None, on_text: tuple[OnText | None, OnText | None]

@@ -16,7 +16,7 @@ from perdure.sdk import _core
 from perdure.sdk._acompat import Background, Data, Hashing, call, pause
 from perdure.sdk._core import Call, Collector, CommandResult, Follower, Output
 from perdure.sdk._options import OUTPUT_LIMIT_BYTES, RunOptions, run_fields
-from perdure.sdk.errors import ConnectionLost
+from perdure.sdk.errors import ConnectionLost, StillRunning
 from perdure.wire import public
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class CommandHandle:
             except PerdureError as error:
                 pause(follower.broke(error))
 
+    def still_running(self, timeout: float | None) -> StillRunning:
+        """The error for a wait that ended first."""
+        return self._follower.still_running(timeout)
+
     def wait(
         self, timeout: float | None = None, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
     ) -> CommandResult:
@@ -85,7 +89,7 @@ class CommandHandle:
         for stream, callback in callbacks.items():
             call(callback, collector.rest(stream))
         if self._follower.outcome is None:
-            raise self._follower.still_running(timeout)
+            raise self.still_running(timeout)
         return collector.result(self._follower.outcome)
 
     def kill(self) -> None:
@@ -155,8 +159,15 @@ class Commands:
             return handle
         if not isinstance(stdin, bool):
             return self._fed(self._background(start, limit), stdin, timeout, (on_stdout, on_stderr))
-        handle = CommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
+        handle = self.stream(cmd, **options)
         return handle.wait(timeout, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    def stream(self, cmd: str | Sequence[str], *, stdin: bool = False, **options: Unpack[RunOptions]) -> CommandHandle:
+        """A handle whose command starts when it is first iterated over or waited for; its output streams with the start."""
+        start = self._start(cmd, stdin, False, options)
+        assert start.exec_id is not None
+        limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
+        return CommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
 
     def _fed(
         self, handle: CommandHandle, stdin: Data, timeout: float | None, on_text: tuple[OnText | None, OnText | None]

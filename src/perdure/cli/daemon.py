@@ -1,0 +1,96 @@
+"""The server as a process of its own: started in the background, asked whether it serves, ended and waited for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from perdure.cli.output import duration
+from perdure.core.config import Settings
+from perdure.core.errors import Conflict, DeadlineExceeded, Forbidden, HostUnfit
+from perdure.sdk import Client, ServerUnreachable
+from perdure.wire import public
+
+#: Starting includes an embedded database and the repair of whatever the last server left.
+UP_DEADLINE_S = 120.0
+LOG_TAIL_BYTES = 2000
+
+
+def command() -> list[str]:
+    """The server's command line."""
+    return [sys.executable, "-m", "perdure.cli.main", "up"]
+
+
+def local(settings: Settings) -> Client:
+    """A client of this machine's socket, whatever PERDURE_URL says."""
+    return Client(settings=settings.model_copy(update={"url": None}), timeout_s=30.0)
+
+
+def start(settings: Settings) -> public.Health:
+    """Start it in the background and wait until it serves. Raises Conflict when one runs, HostUnfit when it ends at once."""
+    with local(settings) as client:
+        try:
+            running = client.health()
+        except ServerUnreachable:
+            pass
+        else:
+            raise Conflict(f"A Perdure server runs already (process {running.pid}).", hint="Use it, or run 'perdure down' first.")
+        log = settings.home / "log" / "server.log"
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            begin = output.tell()
+            process = subprocess.Popen(command(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        return _await_health(client, process, log, begin)
+
+
+def _await_health(client: Client, process: subprocess.Popen[bytes], log: Path, start: int) -> public.Health:
+    """Until it answers; its end or the deadline is an error with what it said last."""
+    waited = 0.0
+    while waited < UP_DEADLINE_S:
+        try:
+            code = process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            waited += 0.2
+        else:
+            said = _tail(log, start)
+            raise HostUnfit(f"The server ended with exit code {code} while it started{said}", hint=f"Its log is {log}.")
+        try:
+            return client.health()
+        except ServerUnreachable:
+            continue
+    raise DeadlineExceeded(
+        f"The server does not answer after {UP_DEADLINE_S:.0f} s; it was left running.", hint=f"Its log is {log}."
+    )
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - LOG_TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return f": {lines[-1]}" if lines else "."
+
+
+def end(pid: int, deadline_s: float) -> None:
+    """SIGTERM, then wait for the process to be gone."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        ready, _, _ = select.select([process], [], [], deadline_s)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise Forbidden("The server belongs to another user.", hint="Run this as the user who started it.") from error
+    finally:
+        os.close(process)
+    if not ready:
+        raise DeadlineExceeded(
+            f"The server (process {pid}) has not stopped after {duration(deadline_s)}; it still hibernates workspaces.",
+            hint="Run 'perdure down' again to wait longer.",
+        )

@@ -1,0 +1,108 @@
+"""The ``perdure`` command: thin words over the SDK. Errors are one sentence and what to do; a traceback is never shown."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from typer.exceptions import Abort, TyperException
+
+import perdure
+from perdure.cli import copy, execs, forward, images, server, workspaces
+from perdure.cli.arguments import asks_json, prepare
+from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
+from perdure.core.config import Settings
+from perdure.core.errors import InvalidRequest, PerdureError
+
+app = typer.Typer(
+    name="perdure",
+    help="Persistent machines for AI agents: they sleep in milliseconds and wake with memory, files and processes intact.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (server, workspaces, execs, copy, forward, images):
+    module.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"perdure {perdure.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    ctx: typer.Context,
+    as_json: JsonFlag = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    ctx.obj.json = as_json
+
+
+class Usage(InvalidRequest):
+    code = "usage"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    words = prepare(sys.argv[1:] if argv is None else argv)
+    shared = Shared(json=asks_json(words))
+    try:
+        result = typer.main.get_command(app)(args=words, prog_name="perdure", standalone_mode=False, obj=shared)
+    except PerdureError as error:
+        complain(error, as_json=shared.json)
+        return shared.failure_code
+    except TyperException as error:
+        hint = "Try 'perdure --help', or --help after the command."
+        complain(Usage(error.format_message(), hint=hint), as_json=shared.json)
+        return 2
+    except ValidationError as error:
+        complain(_bad_setting(error), as_json=shared.json)
+        return shared.failure_code
+    except (KeyboardInterrupt, Abort):
+        return _interrupted()
+    except BrokenPipeError:
+        swallow_stdout()
+        return 141
+    except Exception as error:  # noqa: BLE001 - the top of the program: a defect is told in one sentence too
+        return _defect(error, shared)
+    if isinstance(result, Status):
+        return result.code
+    if result == 130:  # typer's word for Ctrl-C
+        return _interrupted()
+    return result if isinstance(result, int) else 0
+
+
+def _interrupted() -> int:
+    note("Interrupted. Workspaces and what runs in them go on.")
+    return 130
+
+
+def _bad_setting(error: ValidationError) -> PerdureError:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if error.title != Settings.__name__:
+        return PerdureError(f"The server's answer was not understood: {name}: {first['msg']}.", hint="Use the server's version.")
+    return InvalidRequest(f"The setting PERDURE_{name.upper()} is not valid: {first['msg']}.", hint="Correct it, or unset it.")
+
+
+def _defect(error: Exception, shared: Shared) -> int:
+    if Settings().log_level == "debug":
+        traceback.print_exc()
+    problem = PerdureError(
+        f"perdure failed because of a defect of its own ({type(error).__name__}: {error}).",
+        hint="Set PERDURE_LOG_LEVEL=debug and run it again to see where.",
+    )
+    complain(problem, as_json=shared.json)
+    return shared.failure_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""Workspaces: create, look at, sleep, wake, record, fork, recover, remove."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
+from perdure.core.errors import InvalidRequest, PerdureError
+from perdure.sdk import Workspace
+from perdure.wire import public
+from perdure.wire.node import MemoryFate
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)]
+STATES = {"running": "green", "hibernated": "blue", "failed": "red"}
+
+
+class How(StrEnum):
+    RETRY = "retry"
+    REWIND = "rewind"
+    DISK_BOOT = "disk-boot"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for function in (create, ls, show, sleep, wake, checkpoint, fork, log, resize, recover, rm):
+        app.command()(function)
+    app.command("keep-awake")(keep_awake)
+    snapshot = typer.Typer(help="Snapshots of a workspace.", no_args_is_help=True)
+    snapshot.command("ls")(snapshot_ls)
+    app.add_typer(snapshot, name="snapshot")
+
+
+def find(name: str) -> Workspace:
+    """The workspace, without waking it."""
+    return Workspace.connect(name, wake=False)
+
+
+def pairs(values: list[str] | None, option: str) -> dict[str, str]:
+    """KEY=VALUE options."""
+    found = {}
+    for text in values or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(f"{option} {text!r} is not KEY=VALUE.", hint=f"Write it as {option} KEY=VALUE.")
+        found[key] = value
+    return found
+
+
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and dashes.", show_default=False)],
+    *,
+    image: Annotated[str, typer.Option(help="Image to start from.")] = "base",
+    memory_mib: Annotated[int | None, typer.Option(help="Memory; default: the image's.")] = None,
+    vcpus: Annotated[int | None, typer.Option(help="Virtual CPUs; default: the image's.")] = None,
+    disk_gib: Annotated[int | None, typer.Option(help="Disk; default: the image's.")] = None,
+    idle_timeout_s: Annotated[float | None, typer.Option(help="Idle seconds before it sleeps; 0: never.")] = None,
+    checkpoint_interval_s: Annotated[float | None, typer.Option(help="Seconds between automatic checkpoints; 0: off.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="HOST:PORT it may reach; repeatable.", metavar="HOST:PORT")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for all commands; repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to find it by; repeatable.")] = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Use the workspace of this name if there is one.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make a workspace. It is awake when the command returns."""
+    as_json = wants_json(ctx, json)
+    given: dict[str, Any] = {
+        "memory_mib": memory_mib,
+        "vcpus": vcpus,
+        "disk_gib": disk_gib,
+        "idle_timeout_s": idle_timeout_s,
+        "checkpoint_interval_s": checkpoint_interval_s,
+    }
+    made = Workspace.create(
+        name,
+        exist_ok=exist_ok,
+        image=image,
+        allow=allow or [],
+        envs=pairs(env, "--env"),
+        metadata=pairs(metadata, "--metadata"),
+        **{key: value for key, value in given.items() if value is not None},
+    )
+    if as_json:
+        dump({"workspace": made.info, "report": made.report})
+        return
+    info = made.info
+    say(f"[bold]{markup(info.name)}[/] is awake: {_shape(info)}, {info.isolation or 'isolation unknown'}")
+
+
+def _shape(info: public.WorkspaceInfo) -> str:
+    cpus = "1 CPU" if info.vcpus == 1 else f"{info.vcpus} CPUs"
+    return f"{markup(info.image_name)}, {info.memory_mib} MiB, {cpus}, {info.disk_gib} GiB disk"
+
+
+def _state(info: public.WorkspaceInfo) -> str:
+    color = STATES.get(info.state.value, "yellow")
+    return f"[{color}]{info.state.value}[/]"
+
+
+def ls(
+    ctx: typer.Context,
+    state: Annotated[list[public.WorkspaceState] | None, typer.Option(help="Only these states; repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="Only with KEY=VALUE; repeatable.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List workspaces."""
+    as_json = wants_json(ctx, json)
+    found = Workspace.list(states=[one.value for one in state or []], metadata=pairs(metadata, "--metadata"))
+    if as_json:
+        dump({"workspaces": [one.info for one in found]})
+        return
+    if not found:
+        say("No workspaces. Make one with 'perdure create NAME'.")
+        return
+    rows = [
+        (
+            f"[bold]{markup(one.name)}[/]",
+            _state(one.info),
+            one.info.kind.value,
+            markup(one.info.image_name),
+            f"{one.info.memory_mib} MiB",
+            ago(one.info.last_active_at),
+        )
+        for one in found
+    ]
+    table(("NAME", "STATE", "KIND", "IMAGE", "MEMORY", "ACTIVE"), rows, right=("MEMORY",))
+
+
+def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+    """Show one workspace and what its last wake kept."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    report = workspace.resume_report()
+    info = workspace.info
+    if as_json:
+        dump({"workspace": info, "report": report})
+        return
+    lines = [
+        ("id", info.id),
+        ("state", f"{_state(info)} {markup(info.state_detail)}".strip()),
+        ("generation", str(info.generation)),
+        ("image", _shape(info)),
+        ("isolation", _isolation(info)),
+        ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
+        ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
+        ("may reach", markup(", ".join(info.egress_allow)) or "nothing"),
+        ("environment", markup(", ".join(info.environment)) or "-"),
+        ("metadata", markup(", ".join(f"{key}={value}" for key, value in info.metadata.items())) or "-"),
+        ("forked from", f"{info.parent_id} at {info.forked_from}" if info.parent_id else "-"),
+        ("created", info.created_at.isoformat(timespec="seconds")),
+        ("last wake", _woke(report) if report else "-"),
+    ]
+    say(f"[bold]{markup(info.name)}[/]")
+    for label, value in lines:
+        if value != "-":
+            say(f"  [dim]{label:<13}[/]{value}")
+
+
+def _isolation(info: public.WorkspaceInfo) -> str:
+    if info.confinement is None:
+        return "not started yet"
+    missing = ", ".join(f"no {key.replace('_', ' ')} ({value})" for key, value in info.confinement.missing.items())
+    return f"{info.confinement.isolation.value}{markup('; ' + missing) if missing else ''}"
+
+
+def _woke(report: public.ResumeReport) -> str:
+    parts = [f"memory {report.memory.value}{f' ({markup(report.memory_reason)})' if report.memory_reason else ''}"]
+    parts.append(f"disk {report.disk}")
+    if report.asleep_s:
+        parts.append(f"asleep {duration(report.asleep_s)}")
+    if report.connections_dropped:
+        parts.append(f"{report.connections_dropped} connections dropped")
+    if report.execs_lost:
+        parts.append(f"{len(report.execs_lost)} commands lost")
+    if report.lost_branch:
+        parts.append(f"what the snapshot lacks is in {markup(report.lost_branch)}")
+    return ", ".join(parts)
+
+
+def tell_losses(workspace: Workspace) -> None:
+    """On stderr, when the call just made woke the workspace and not everything was kept."""
+    report = workspace.report
+    if report is not None and (report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost):
+        note(f"[yellow]{markup(workspace.name)} woke: {_woke(report)}[/]")
+
+
+def sleep(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+    """Hibernate a workspace now."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    snapshot = workspace.sleep()
+    if as_json:
+        dump({"workspace": workspace.info, "snapshot": snapshot})
+    else:
+        say(f"[bold]{markup(workspace.name)}[/] sleeps: {size(snapshot.memory_bytes + snapshot.disk_bytes)} written")
+
+
+def wake(
+    ctx: typer.Context,
+    name: Name,
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds to wait for it.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Wake a workspace and say what was kept."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    report = workspace.wake(deadline_s=deadline_s)
+    if as_json:
+        dump({"workspace": workspace.info, "report": report})
+    else:
+        say(f"[bold]{markup(workspace.name)}[/] is awake: {_woke(report)}")
+
+
+def checkpoint(
+    ctx: typer.Context,
+    name: Name,
+    label: Annotated[str | None, typer.Option("--name", help="A name for the snapshot.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Record a workspace while it runs."""
+    as_json = wants_json(ctx, json)
+    snapshot = find(name).checkpoint(label)
+    if as_json:
+        dump(snapshot)
+    else:
+        written = size(snapshot.memory_bytes + snapshot.disk_bytes)
+        say(f"{snapshot.id}: paused {duration(snapshot.pause_s)}, {written} written")
+
+
+def fork(
+    ctx: typer.Context,
+    name: Name,
+    count: Annotated[int, typer.Option("--count", "-n", help="How many.", min=1)] = 1,
+    snapshot: Annotated[str | None, typer.Option(help="Fork this snapshot instead of the present.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--name", help="Names of the branches; repeatable.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make new workspaces that continue where this one is."""
+    as_json = wants_json(ctx, json)
+    count = max(count, len(names)) if names and count == 1 else count
+    made = find(name).fork(count, snapshot=snapshot, names=names or [])
+    errors = [one for one in made if isinstance(one, PerdureError)]
+    if as_json:
+        results = [{"error": one.public()} if isinstance(one, PerdureError) else {"workspace": one.info} for one in made]
+        dump({"results": results})
+    else:
+        for one in made:
+            if isinstance(one, Workspace):
+                say(f"[bold]{markup(one.name)}[/] is awake")
+    if errors:
+        raise errors[0]
+
+
+def log(
+    ctx: typer.Context,
+    name: Name,
+    after: Annotated[int, typer.Option(help="Only entries after this number.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10000)] = 1000,
+    json: JsonFlag = False,
+) -> None:
+    """Show a workspace's thread: what happened to it, in order."""
+    as_json = wants_json(ctx, json)
+    entries = find(name).log(after_seq=after, limit=limit)
+    if as_json:
+        dump({"entries": entries})
+        return
+    rows = [
+        (
+            str(one.seq),
+            one.at.isoformat(sep=" ", timespec="seconds"),
+            str(one.generation),
+            f"[bold]{markup(one.kind)}[/]",
+            markup(", ".join(f"{key}={value}" for key, value in one.body.items() if value not in (None, "", {}, []))),
+        )
+        for one in entries
+    ]
+    table(("SEQ", "AT", "GEN", "WHAT", "DETAIL"), rows, right=("SEQ", "GEN"))
+
+
+def snapshot_ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+    """List a workspace's snapshots."""
+    as_json = wants_json(ctx, json)
+    found = find(name).snapshots()
+    if as_json:
+        dump({"snapshots": found})
+        return
+    rows = [
+        (
+            one.id,
+            one.reason,
+            markup(one.name or ""),
+            "yes" if one.has_memory else "no",
+            size(one.memory_total_bytes),
+            size(one.disk_total_bytes),
+            ago(one.created_at),
+        )
+        for one in found
+    ]
+    table(("ID", "REASON", "NAME", "MEMORY", "PAGES", "DISK", "MADE"), rows, right=("PAGES", "DISK"))
+
+
+def resize(
+    ctx: typer.Context,
+    name: Name,
+    disk_gib: Annotated[int, typer.Option(help="New size; a disk can only grow.", min=1)],
+    json: JsonFlag = False,
+) -> None:
+    """Grow a workspace's disk; takes effect at its next disk boot."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    workspace.resize(disk_gib)
+    if as_json:
+        dump(workspace.info)
+    else:
+        say(f"[bold]{markup(workspace.name)}[/] has {workspace.info.disk_gib} GiB from its next disk boot on")
+
+
+def recover(
+    ctx: typer.Context,
+    name: Name,
+    how: Annotated[How, typer.Option(help="Retry, go one snapshot back, or boot the disk without memory.")] = How.RETRY,
+    json: JsonFlag = False,
+) -> None:
+    """Bring a failed workspace back."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    report = workspace.recover(how.value)
+    if as_json:
+        dump({"workspace": workspace.info, "report": report})
+    else:
+        say(f"[bold]{markup(workspace.name)}[/] is awake: {_woke(report)}")
+
+
+def keep_awake(
+    ctx: typer.Context,
+    name: Name,
+    seconds: Annotated[float, typer.Argument(help="0 ends an earlier wish.", min=0, show_default=False)],
+    json: JsonFlag = False,
+) -> None:
+    """Do not let a workspace sleep for idleness for a while."""
+    as_json = wants_json(ctx, json)
+    workspace = find(name)
+    workspace.keep_awake(seconds)
+    if as_json:
+        dump(workspace.info)
+    else:
+        say(f"[bold]{markup(workspace.name)}[/] stays awake for {duration(seconds)}" if seconds else "It may sleep again")
+
+
+def rm(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names or ids.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Delete workspaces with all their snapshots. This cannot be undone."""
+    as_json = wants_json(ctx, json)
+    found = [find(name) for name in names]  # all must exist before any is deleted
+    if not yes:
+        _confirm(", ".join(markup(one.name) for one in found))
+    for one in found:
+        one.delete()
+        if not as_json:
+            say(f"{markup(one.name)} is deleted")
+    if as_json:
+        dump({"deleted": [one.info.id for one in found]})
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"Deleting {what} needs a confirmation and there is no terminal to ask on.", hint="Add --yes.")
+    note(f"Delete {what} with memory, disk and all snapshots? This cannot be undone. [dim]\\[y/N][/]")
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise InvalidRequest("Nothing was deleted.", hint="Answer y to delete.")
