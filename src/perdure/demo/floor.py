@@ -13,10 +13,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
+from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.ids import DEFAULT_TENANT, ExecId, SnapshotId, WorkspaceId, mint
 from perdure.demo.steps import expect
@@ -25,12 +25,13 @@ from perdure.images.model import Golden, Image
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, LaunchSpec, Machine, Ram
 from perdure.machines.fingerprint import fingerprint
-from perdure.machines.guestlink import GuestLink
+from perdure.machines.guestlink import GuestLink, WakeRequest
 from perdure.machines.qemu import QemuConfig, QemuDriver
-from perdure.snapshots.capture import Base, CaptureRequest, MachineRun, RunSpec, begin
+from perdure.snapshots.capture import Base, CaptureRequest, MachineRun, RunSpec
 from perdure.snapshots.layers import create_layer
 from perdure.snapshots.manifest import BaseRef
 from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.start import begin
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import ExecExited, ExecOutput, ExecSpec, Identity, Isolation
 
@@ -143,20 +144,26 @@ class Rig:
             await run.restore(machine)
             await machine.resume()
             await link.open(DEADLINE_S)
-            await link.wake(self._identity(), new_identity=True)
+            await link.wake(WakeRequest(self._identity(), new_identity=True))
             program = (files("perdure.demo") / "programs" / "holder.py").read_text()
             setup = f"{script}\ncat > /root/holder.py <<'END'\n{program}\nEND\n"
             await _exec(link, "bash", "-c", setup + "setsid python3 /root/holder.py 9000 > /root/holder.log 2>&1 &\n")
             await _exec(link, "bash", "-c", "tail -f /root/holder.log | grep -q ready")
             await _exec(link, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9000; echo grow 5 >&3; read -r answer <&3")
-            await link.quiesce()
-            await machine.pause()
-            snapshot = SnapshotId(mint("snp", now_ms=0))
-            captured = await run.capture(machine, CaptureRequest(snapshot, datetime.now(UTC), quiesced=True, goes_on=False))
-            await asyncio.to_thread(run.commit, captured, 0.0)
-            self.snapshot = snapshot
+            self.snapshot = await self._capture(machine, run, link)
         finally:
             await self._end(machine, run, link)
+
+    async def _capture(self, machine: Machine, run: MachineRun, link: GuestLink) -> SnapshotId:
+        snapshot = SnapshotId(mint("snp", now_ms=0))
+        await run.ready(machine, snapshot, goes_on=False)
+        await link.sync()
+        frozen = await link.quiesce()
+        await link.hold()
+        await machine.pause()
+        captured = await run.capture(machine, CaptureRequest(snapshot, SystemClock().now(), quiesced=frozen, goes_on=False))
+        await asyncio.to_thread(run.commit, captured, 0.0)
+        return snapshot
 
     async def wake(self) -> dict[str, float]:
         """Seconds from the request to: the guest running, the agent's first reply (repairs done), the first exec's exit."""
@@ -169,7 +176,7 @@ class Rig:
             await machine.resume()
             taken["running"] = time.perf_counter() - started
             await link.open(DEADLINE_S)
-            await link.wake(self._identity(), new_identity=False)
+            await link.wake(WakeRequest(self._identity()))
             taken["reply"] = time.perf_counter() - started
             await _exec(link, "/bin/true")
             taken["exec"] = time.perf_counter() - started

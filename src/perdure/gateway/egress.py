@@ -25,7 +25,6 @@ from perdure.core.ids import WorkspaceId
 from perdure.gateway.addresses import IPAddress
 from perdure.gateway.rules import NOTHING, EgressRules, Policy, not_allowed, parse_host, show
 from perdure.gateway.streams import Generations, SocketStream, pump
-from perdure.wire.guest.ops import Code
 from perdure.wire.node import ByteStream, Identity
 
 #: Names with more addresses than this are not tried further: each one costs a connection attempt.
@@ -369,25 +368,3 @@ class EgressGateway:
         address: IPAddress | None = None,
     ) -> None:
         self.audit(EgressEvent(identity, host, port, decision, reason, str(address) if address else None))
-
-
-class LinkedStream(ByteStream, Protocol):
-    """A stream that a guest opened and that waits for its answer, as the guest link hands it over."""
-
-    def accept(self) -> None: ...
-
-    def refuse(self, code: str, message: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """A ``GuestRequest`` over the guest link: the agent's proxy turns FORBIDDEN into HTTP 403 and everything else into 502."""
-
-    stream: LinkedStream
-
-    async def accept(self) -> ByteStream:
-        self.stream.accept()
-        return self.stream
-
-    async def refuse(self, status: int, reason: str) -> None:
-        self.stream.refuse(Code.FORBIDDEN if status == EgressRefused.status else Code.FAILED, reason)

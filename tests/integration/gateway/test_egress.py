@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import cast
 
 import pytest
 
@@ -23,15 +22,12 @@ from perdure.gateway.egress import (
     EgressGateway,
     EgressLimits,
     EgressRefused,
-    LinkedStream,
-    StreamRequest,
     interleave,
     own_addresses,
     resolve_by_system,
 )
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.streams import SocketStream
-from perdure.wire.guest.ops import Code
 from perdure.wire.node import ByteStream, Identity
 
 DEADLINE_S = 30.0
@@ -401,15 +397,3 @@ def test_own_addresses_hold_loopback_and_the_address_the_host_routes_with() -> N
         except OSError:
             return  # a host without a route has no other address to know
         assert ip_address(probe.getsockname()[0]) in own
-
-
-@pytest.mark.parametrize(("status", "code"), [(403, Code.FORBIDDEN), (502, Code.FAILED), (503, Code.FAILED), (409, Code.FAILED)])
-async def test_a_refusal_reaches_the_agent_as_the_code_that_its_proxy_understands(status: int, code: str) -> None:
-    said: list[tuple[str, str]] = []
-
-    class Stream:
-        def refuse(self, code: str, message: str) -> None:
-            said.append((code, message))
-
-    await StreamRequest(cast("LinkedStream", Stream())).refuse(status, "No.")
-    assert said == [(code, "No.")]
