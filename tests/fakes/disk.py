@@ -23,7 +23,7 @@ class Crash(StrEnum):
     KEPT = "kept"  # only the process died
     DROPPED = "dropped"  # nothing of it reached the platter
     TORN = "torn"  # names arrived, bytes half
-    MIXED = "mixed"  # each directory kept some prefix of its changes, each file some prefix of its bytes
+    MIXED = "mixed"  # each name is as it was after some change since the last sync, each file kept some prefix of its bytes
 
 
 @dataclass
@@ -43,6 +43,24 @@ class _Directory:
 
     def sync(self) -> None:
         self.history = [dict(self.entries)]
+
+
+class QuickDisk(Disk):
+    """The real file system without waiting for it: for what a test throws away."""
+
+    def create(self, path: Path, mode: int) -> Handle:
+        return _QuickHandle(path, super().create(path, mode)._fd, 0)
+
+    def sync_file(self, path: Path) -> None:
+        return None
+
+    def sync_dir(self, path: Path) -> None:
+        return None
+
+
+class _QuickHandle(Handle):
+    def sync(self) -> None:
+        return None
 
 
 class _RecordingHandle(Handle):
@@ -127,16 +145,22 @@ class RecordingDisk(Disk):
         self._drop(path)
         self.step(f"rmdir {path.name}")
 
+    def wrote(self, path: Path) -> None:
+        """Another process wrote to a file: it is known here from now on, with the content it has, none of that synced."""
+        self._external(path).volatile = path.read_bytes()
+        self.step(f"external write {path.name}")
+
     def sync_file(self, path: Path) -> None:
-        """A file that another process made becomes known here, with the content it has now."""
-        directory = self._directory(path.parent)
-        node = directory.entries.get(path.name)
-        if node is None:
-            node = _File()
-            self._set(path, node)
-        assert isinstance(node, _File)
+        node = self._external(path)
         node.volatile = node.durable = path.read_bytes()
         self.step(f"sync {path.name}")
+
+    def _external(self, path: Path) -> _File:
+        node = self._directory(path.parent).entries.get(path.name)
+        if node is None:
+            self._set(path, node := _File())
+        assert isinstance(node, _File)
+        return node
 
     def sync_dir(self, path: Path) -> None:
         if path == self.root or self.root in path.parents:
@@ -173,7 +197,11 @@ class RecordingDisk(Disk):
 def _entries(directory: _Directory, crash: Crash, rng: random.Random) -> dict[str, _File | _Directory]:
     if crash is Crash.DROPPED:
         return directory.history[0]
-    return rng.choice(directory.history) if crash is Crash.MIXED else directory.entries
+    if crash is not Crash.MIXED:
+        return directory.entries
+    names = sorted({name for names in directory.history for name in names})
+    picked = {name: rng.choice(directory.history).get(name) for name in names}
+    return {name: node for name, node in picked.items() if node is not None}
 
 
 def _bytes(file: _File, crash: Crash, rng: random.Random) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from perdure.core.errors import RestoreFailed
-from perdure.core.files import Disk
 from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages
+from tests.fakes.disk import RecordingDisk
 
 _L1 = 3 << 16  # of the layers that snapshots.layers makes
 
@@ -45,7 +45,7 @@ class TinyMachine:
     """Only the parts of ``Machine`` that ``snapshots`` calls. ``disk`` makes writes seen by a recording disk."""
 
     memory: TinyMemory
-    disk: Disk | None = None
+    disk: RecordingDisk | None = None
     state: MachineState = MachineState.PREPARED
     layers: list[Path] = field(default_factory=list)
     devices: int = 0
@@ -104,4 +104,4 @@ class TinyMachine:
             file.seek(0, 2)
             file.write(data)
         if self.disk is not None:
-            self.disk.sync_file(self.layers[-1])
+            self.disk.wrote(self.layers[-1])

@@ -23,7 +23,7 @@ from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.start import begin, take_over
 from perdure.snapshots.store import SnapshotStore, is_alive, process_started
 from perdure.wire.node import MachineSize, SnapshotFacts
-from tests.fakes.disk import Crash, RecordingDisk
+from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.fakes.tiny_machine import TinyMachine, TinyMemory
 
 PAGES = 300
@@ -485,15 +485,18 @@ async def test_every_crash_leaves_acknowledged_snapshots_whole_and_no_debris(tmp
     node.store.delete([first.snapshot_id])
     for after in range(len(disk.states)):
         for crash in Crash:
-            await check_crash(disk, node, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"))
+            # The instant in which a snapshot begins to exist is looked at more often.
+            published = after > 0 and disk.operations[after - 1].endswith("manifest.json") and crash is Crash.MIXED
+            for seed in range(20 if published else 1):
+                await check_crash(disk, node, acknowledged, (after, crash, tmp_path / f"c{after}{crash}{seed}"), seed)
 
 
-async def check_crash(disk: RecordingDisk, node: Node, acknowledged: list, case: tuple[int, Crash, Path]) -> None:
+async def check_crash(disk: RecordingDisk, node: Node, acknowledged: list, case: tuple[int, Crash, Path], seed: int) -> None:
     after, crash, target = case
     target.mkdir()
-    disk.materialise(after, crash, target, seed=after)
+    disk.materialise(after, crash, target, seed=after + 1000 * seed)
     (target / "image").symlink_to(node.home / "image")
-    crashed = Node(target)
+    crashed = Node(target, QuickDisk())
     report = crashed.store.open()
     assert report.damaged == (), (disk.operations[:after], crash)
     assert crashed.store.open().debris == ()
