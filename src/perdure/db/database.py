@@ -33,19 +33,22 @@ class Transaction:
     def __init__(self, connection: psycopg.AsyncConnection[DictRow]) -> None:
         self._connection = connection
 
-    async def one(self, name: str, **parameters: Any) -> DictRow | None:
+    async def one(self, query: str, /, **parameters: Any) -> DictRow | None:
         """The first row, or None."""
-        cursor = await self._connection.execute(queries.load()[name], parameters)
-        return await cursor.fetchone()
+        with _mapped():
+            cursor = await self._connection.execute(queries.load()[query], parameters)
+            return await cursor.fetchone()
 
-    async def all(self, name: str, **parameters: Any) -> list[DictRow]:
-        cursor = await self._connection.execute(queries.load()[name], parameters)
-        return await cursor.fetchall()
+    async def all(self, query: str, /, **parameters: Any) -> list[DictRow]:
+        with _mapped():
+            cursor = await self._connection.execute(queries.load()[query], parameters)
+            return await cursor.fetchall()
 
-    async def run(self, name: str, **parameters: Any) -> int:
+    async def run(self, query: str, /, **parameters: Any) -> int:
         """Rows changed."""
-        cursor = await self._connection.execute(queries.load()[name], parameters)
-        return cursor.rowcount
+        with _mapped():
+            cursor = await self._connection.execute(queries.load()[query], parameters)
+            return cursor.rowcount
 
 
 class Database:
@@ -88,17 +91,17 @@ class Database:
                 await self._shift(connection)
                 yield Transaction(connection)
 
-    async def one(self, name: str, **parameters: Any) -> DictRow | None:
+    async def one(self, query: str, /, **parameters: Any) -> DictRow | None:
         async with self._statement() as transaction:
-            return await transaction.one(name, **parameters)
+            return await transaction.one(query, **parameters)
 
-    async def all(self, name: str, **parameters: Any) -> list[DictRow]:
+    async def all(self, query: str, /, **parameters: Any) -> list[DictRow]:
         async with self._statement() as transaction:
-            return await transaction.all(name, **parameters)
+            return await transaction.all(query, **parameters)
 
-    async def run(self, name: str, **parameters: Any) -> int:
+    async def run(self, query: str, /, **parameters: Any) -> int:
         async with self._statement() as transaction:
-            return await transaction.run(name, **parameters)
+            return await transaction.run(query, **parameters)
 
     async def retrying(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run ``function`` in a transaction, again when PostgreSQL reports a deadlock or a failed serialization."""

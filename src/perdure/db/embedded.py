@@ -170,9 +170,10 @@ class EmbeddedPostgres:
             return
         fresh = self._root / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        code, output = await self._run(
-            account, "initdb", "-D", str(fresh), "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"
-        )
+        options = ["-U", USER, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"]
+        if self._settings["fsync"] == "off":
+            options.append("--no-sync")  # a cluster for tests
+        code, output = await self._run(account, "initdb", "-D", str(fresh), *options)
         if code != 0:
             shutil.rmtree(fresh, ignore_errors=True)
             raise HostUnfit(f"The embedded database could not be made: {_last_line(output)}", internal=output)

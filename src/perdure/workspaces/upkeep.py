@@ -91,6 +91,11 @@ class Upkeep:
         for owner in self._owners.values():
             owner.stop()
 
+    async def drain(self) -> None:
+        """Wait until nothing that ticks or events have set off is under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     def check_open(self) -> None:
         if self._is_closing:
             raise Unavailable("The server is shutting down.", hint="Try again when it is back; the workspace is safe.")
