@@ -1,0 +1,128 @@
+"""``perdure demo`` and ``perdure bench wake`` as a user runs them: steps hold, documents have their shape, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [str(Path(sys.executable).parent / "perdure")]
+pytestmark = [pytest.mark.qemu, pytest.mark.slow]
+
+
+@dataclass
+class Place:
+    """Where the demo puts its temporary home, and the environment that makes it do so."""
+
+    directory: Path
+    environment: dict[str, str]
+
+    def left_files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.directory)) for path in self.directory.rglob("*"))
+
+    def left_processes(self) -> list[str]:
+        """Command lines of processes that name the place or work in it."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                where = line + str((entry / "cwd").readlink()) + (entry / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue  # it ended, or it is another user's
+            if str(self.directory) in where:
+                found.append(line)
+        return found
+
+
+@pytest.fixture
+def place(home: Path, images_dir: Path, base_image: Path) -> Iterator[Place]:
+    home.chmod(0o711)  # the embedded database's user passes through
+    names = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "TMPDIR": str(home),
+        "PERDURE_IMAGE_DIR": str(images_dir),
+        "LANG": "C.UTF-8",
+        "COLUMNS": "200",
+    }
+    yield Place(home, names)
+
+
+def run(place: Place, *arguments: str, timeout: float = 1500) -> dict[str, Any]:
+    done = subprocess.run([*COMMAND, *arguments], env=place.environment, capture_output=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}"
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.mark.timeout(1800)
+def test_the_demo_holds_on_real_input_and_leaves_nothing(place: Place) -> None:
+    document = run(place, "demo", "--json")
+    assert document["ok"] is True
+    assert [step["name"] for step in document["steps"] if not step["ok"]] == []
+    assert len(document["steps"]) >= 11
+    assert all(set(step) == {"name", "ok", "seconds", "detail"} and step["detail"] for step in document["steps"])
+    figures = {figure["name"]: figure for figure in document["figures"]}
+    assert set(figures) == {
+        "cold boot", "hibernate", "wake (first byte)", "checkpoint pause", "fork (each)", "bytes per sleeping workspace",
+    }  # fmt: skip
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert figures["wake (first byte)"]["ratio_to_cold_boot"] < 1
+    assert place.left_files() == []
+    assert place.left_processes() == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("step", ["Create a workspace", "Index it"])
+def test_ctrl_c_in_the_middle_ends_with_one_line_and_leaves_nothing(place: Place, step: str) -> None:
+    """The signal goes to the whole foreground group, as a terminal sends it."""
+    with subprocess.Popen(
+        [*COMMAND, "demo"], env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if step.encode() in line:
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        _, complaint = process.communicate(timeout=600)
+    assert process.returncode == 130, complaint.decode()
+    assert complaint.decode().splitlines() == ["Interrupted; everything the demo started has been put away."]
+    assert place.left_files() == []
+    assert place.left_processes() == []
+
+
+@pytest.mark.timeout(1800)
+def test_the_benchmark_prints_the_rows_that_scripts_read_and_leaves_nothing(place: Place) -> None:
+    document = run(place, "bench", "wake", "--samples", "2", "--json")
+    assert document["suite"] == "wake"
+    assert document["host"]["cpus"] >= 1
+    rows = {row["name"]: row for row in document["rows"]}
+    assert all({"name", "value", "unit", "baseline", "ratio", "goal", "met"} <= set(row) for row in rows.values())
+    for name in ("request to guest running", "request to first agent reply", "request to first exec reply"):
+        assert rows[f"{name} p50"]["baseline"]
+        assert rows[f"{name}, against bare p50"]["ratio"] > 0
+        assert rows[f"{name} p95"]["met"] is None
+    assert rows["base files under 50 workspaces"]["value"] == 1
+    assert rows["processes of 50 sleeping workspaces"]["value"] == 0
+    assert rows["bytes of a sleeping workspace after the light script"]["met"] is True
+    assert place.left_files() == []
+    assert place.left_processes() == []
+
+
+def test_an_unknown_suite_is_one_sentence(place: Place) -> None:
+    done = subprocess.run(
+        [*COMMAND, "bench", "nothing", "--json"], env=place.environment, capture_output=True, timeout=60, check=False
+    )
+    error = json.loads(done.stderr)["error"]
+    assert (done.returncode, error["code"], error["message"]) == (1, "invalid_request", "There is no benchmark suite 'nothing'.")
+    assert "wake" in error["hint"]
