@@ -162,7 +162,9 @@ class Machine(Protocol):
     pid: int
     state: MachineState
     confinement: Confinement
-    memory: GuestMemory
+
+    @property
+    def memory(self) -> GuestMemory: ...
 
     async def attach_disk(self, disk: DiskChain) -> None:
         """PREPARED only: put the real disk where the placeholder is."""

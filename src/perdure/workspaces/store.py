@@ -151,6 +151,9 @@ class WorkspaceStore:
     async def names_like(self, tenant_id: TenantId, prefix: str) -> set[str]:
         return {row["name"] for row in await self.database.all("workspaces.names_like", tenant_id=tenant_id, prefix=prefix)}
 
+    async def names_using_image(self, digest: str) -> list[str]:
+        return [row["name"] for row in await self.database.all("workspaces.names_using_image", image=digest)]
+
     async def move(self, at: Record, event: Event, change: Change | None = None, tx: Transaction | None = None) -> Record:
         """Make the transition that ``event`` means. Raises Conflict (the table refuses) or StaleGeneration (the row moved on)."""
         change = change or Change()

@@ -36,6 +36,10 @@ order by w.created_at, w.id;
 -- Names in use that begin with a prefix, to number new ones.
 select name from workspaces where tenant_id = %(tenant_id)s and state <> 'deleted' and starts_with(name, %(prefix)s);
 
+-- name: names_using_image
+-- Every tenant's: an image is the node's. A branch of a deleted workspace still lies on it.
+select name from workspaces where image = %(image)s and state <> 'deleted' order by name;
+
 -- name: standing
 -- What a reconciler looks at: everything of a node that is not deleted.
 select w.id, w.state, w.generation, w.head_snapshot_id,

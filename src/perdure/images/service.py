@@ -1,0 +1,114 @@
+"""The image commands of the API and the CLI over the store and the build."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from perdure.core.errors import Conflict, PerdureError
+from perdure.images.build import BuildOptions, build_image
+from perdure.images.golden import GoldenSpec, ensure_golden
+from perdure.images.model import Image
+from perdure.images.progress import Progress, ProgressSink
+from perdure.images.recipe import Recipe, load_recipe, parse_recipe
+from perdure.images.registry import ImageStore
+from perdure.wire import public
+
+#: Makes the spec of a golden for an image at its default size on this host; None where no golden can be made here.
+GoldenFor = Callable[[Image, ProgressSink], Awaitable[GoldenSpec | None]]
+#: Names of workspaces that need an image.
+UsersOf = Callable[[str], Awaitable[list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageService:
+    """Implements the API's ``Images`` and the workspaces' ``ImageCatalog``."""
+
+    store: ImageStore
+    golden_for: GoldenFor
+    users_of: UsersOf
+
+    async def find_one(self, ref: str) -> Image:
+        return await asyncio.to_thread(self.store.resolve, ref)
+
+    async def all(self) -> list[public.ImageInfo]:
+        images = await asyncio.to_thread(self.store.all)
+        return [await asyncio.to_thread(self._info, image) for image in images]
+
+    async def get(self, ref: str) -> public.ImageInfo:
+        return await asyncio.to_thread(self._info, await self.find_one(ref))
+
+    async def remove(self, ref: str) -> None:
+        """Raises Conflict naming the workspaces that still need it."""
+        image = await self.find_one(ref)
+        users = await self.users_of(image.digest)
+        if users:
+            shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+            raise Conflict(f"The image {image.name} is used by {shown}.", hint="Remove those workspaces first (perdure rm).")
+        await asyncio.to_thread(self.store.remove, image.digest)
+
+    async def build_to(self, spec: public.BuildImage, sink: ProgressSink) -> public.ImageInfo:
+        """Build an image and the golden snapshot of its default size. Cancel-safe: nothing half made is left."""
+        recipe = _recipe(spec)
+        image = await build_image(recipe, self.store, BuildOptions(if_missing=spec.if_missing, name=spec.name, progress=sink))
+        golden = await self.golden_for(image, sink)
+        if golden is not None:
+            await ensure_golden(replace(golden, progress=sink))
+        return await asyncio.to_thread(self._info, image)
+
+    async def build(self, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        """Progress as it comes, then ``done`` or ``error``. Closing the iterator cancels the build."""
+        events: asyncio.Queue[public.BuildEvent | None] = asyncio.Queue()
+
+        async def work() -> None:
+            try:
+                image = await self.build_to(spec, lambda progress: events.put_nowait(as_event(progress)))
+                events.put_nowait(public.BuildEvent(type="done", image=image))
+            except PerdureError as error:
+                events.put_nowait(public.BuildEvent(type="error", error=public.ErrorInfo(**error.public())))
+            finally:
+                events.put_nowait(None)
+
+        task = asyncio.create_task(work(), name="image-build")
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await task
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def _info(self, image: Image) -> public.ImageInfo:
+        return public.ImageInfo(
+            name=image.name,
+            digest=image.digest,
+            created_at=image.created_at,
+            memory_mib=image.default_size.memory_mib,
+            vcpus=image.default_size.vcpus,
+            disk_gib=image.disk_gib,
+            kernel_version=image.kernel_version,
+            agent_protocol=image.agent_protocol,
+            packages=len(image.packages),
+            egress_allow=list(image.egress_allow),
+            stored_bytes=self.store.sizes(image).total,
+        )
+
+
+def as_event(progress: Progress) -> public.BuildEvent:
+    """One line of the build's stream."""
+    return public.BuildEvent(
+        type="log" if progress.log else "step",
+        step=progress.step.value,
+        detail=progress.detail,
+        done=float(progress.done) if progress.total else None,
+        total=float(progress.total) if progress.total else None,
+    )
+
+
+def _recipe(spec: public.BuildImage) -> Recipe:
+    if spec.recipe is None:
+        return load_recipe("base")
+    return parse_recipe(spec.recipe.encode(), where="the recipe", beside=None)

@@ -1,0 +1,134 @@
+"""What this host can do for workspaces, found out by trying, and the command that mends each lack."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Awaitable, Callable
+
+from perdure.core import files
+from perdure.core.config import Settings
+from perdure.core.errors import PerdureError
+from perdure.images.registry import ImageStore
+from perdure.machines import cgroups
+from perdure.machines.driver import Accelerator, Limits
+from perdure.machines.jail import JailKind
+from perdure.machines.qemu import QemuDriver
+from perdure.wire.node import Isolation
+from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
+
+#: Free space below which a warning is due: an image build needs about this much.
+ROOM_BYTES = 4 << 30
+_APT = "apt-get install --no-install-recommends"
+_BUILD_TOOLS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
+
+
+async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) -> DoctorReport:
+    """Every check, each with a sentence; ``ok`` when nothing failed."""
+    checks: list[DoctorCheck] = []
+    for check in (_qemu, _jail):
+        checks.append(await _guarded(check.__name__.strip("_"), lambda check=check: check(driver)))  # type: ignore[misc]
+    accelerator = await _accelerator(settings, driver, images, checks)
+    checks += [_cgroups(), _build_tools(), _room(settings), _images(images)]
+    return DoctorReport(
+        ok=all(check.status is not CheckStatus.FAIL for check in checks),
+        isolation=None if accelerator is None else _grade(accelerator),
+        host=_host(),
+        checks=checks,
+    )
+
+
+def _grade(accelerator: Accelerator) -> Isolation:
+    return Isolation.VM_HARDWARE if accelerator is Accelerator.KVM else Isolation.VM_EMULATED
+
+
+async def _guarded(name: str, check: Callable[[], Awaitable[DoctorCheck]]) -> DoctorCheck:
+    try:
+        return await check()
+    except PerdureError as error:
+        return DoctorCheck(name=name, status=CheckStatus.FAIL, detail=error.message, hint=error.hint)
+
+
+async def _qemu(driver: QemuDriver) -> DoctorCheck:
+    identity = await driver.identity(Accelerator.TCG)
+    version = ".".join(map(str, identity.version))
+    return DoctorCheck(name="qemu", status=CheckStatus.OK, detail=f"QEMU {version}, machine {identity.machine}")
+
+
+async def _jail(driver: QemuDriver) -> DoctorCheck:
+    verdict = await driver.jail_verdict()
+    if verdict.kinds[0] is JailKind.NONE:
+        hint = f"{_APT} bubblewrap; where user namespaces are forbidden, run the server as root."
+        return DoctorCheck(
+            name="jail", status=CheckStatus.WARN, detail=f"VMMs run without a jail: {verdict.jail_missing}", hint=hint
+        )
+    own = JailKind.OWN_USER in verdict.kinds
+    detail = "bubblewrap: own namespaces, no network" + (", own user" if own else f"; no own user: {verdict.own_user_missing}")
+    return DoctorCheck(name="jail", status=CheckStatus.OK, detail=detail)
+
+
+async def _accelerator(
+    settings: Settings, driver: QemuDriver, images: ImageStore, checks: list[DoctorCheck]
+) -> Accelerator | None:
+    """What workspaces will run on, with every attempt and why; None when nothing can run them."""
+    if any(check.status is CheckStatus.FAIL for check in checks):
+        return None
+    return Accelerator.TCG
+
+
+def _cgroups() -> DoctorCheck:
+    limits = Limits(memory_bytes=1 << 30, cpus=1.0, pids=64)
+    group = cgroups.create(cgroups.discover(), f"doctor-{os.getpid()}", limits)
+    group.remove()
+    if not group.missing:
+        return DoctorCheck(name="cgroups", status=CheckStatus.OK, detail="memory, cpu and pids of each VMM are limited")
+    detail = "; ".join(f"no {name} limit: {why}" for name, why in group.missing.items())
+    return DoctorCheck(
+        name="cgroups", status=CheckStatus.WARN, detail=detail, hint="Run as root, or under systemd with Delegate=yes."
+    )
+
+
+def _build_tools() -> DoctorCheck:
+    missing = [package for tool, package in _BUILD_TOOLS.items() if shutil.which(tool, path=_path()) is None]
+    if missing:
+        hint = f"{_APT} {' '.join(missing)}"
+        return DoctorCheck(
+            name="build tools", status=CheckStatus.WARN, detail=f"images cannot be built: no {', '.join(missing)}", hint=hint
+        )
+    return DoctorCheck(name="build tools", status=CheckStatus.OK, detail="images can be built")
+
+
+def _path() -> str:
+    """Debian keeps mkfs where a user's PATH may not look."""
+    return os.pathsep.join((os.defpath, "/usr/sbin", "/sbin"))
+
+
+def _room(settings: Settings) -> DoctorCheck:
+    where = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    free = files.free_bytes(where)
+    status = CheckStatus.OK if free >= ROOM_BYTES else CheckStatus.WARN
+    hint = "" if status is CheckStatus.OK else "Free some space, or set PERDURE_HOME to a larger disk."
+    return DoctorCheck(name="storage", status=status, detail=f"{free >> 30} GiB free at {settings.home}", hint=hint)
+
+
+def _images(images: ImageStore) -> DoctorCheck:
+    try:
+        names = images.names()
+    except PerdureError as error:
+        return DoctorCheck(name="images", status=CheckStatus.FAIL, detail=error.message, hint=error.hint)
+    if not names:
+        return DoctorCheck(name="images", status=CheckStatus.WARN, detail="none is built", hint="perdure image build")
+    return DoctorCheck(name="images", status=CheckStatus.OK, detail=", ".join(sorted(names)))
+
+
+def _host() -> dict[str, str]:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count() or 1),
+        "memory_mib": str(memory >> 20),
+        "python": platform.python_version(),
+        "user": "root" if os.geteuid() == 0 else "ordinary",
+    }

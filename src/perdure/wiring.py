@@ -1,0 +1,283 @@
+"""The composition root: the only place that constructs services. ``serve`` is one process with API, node and embedded database.
+
+Order of a start: lock the home, database, migrations, lease, node (which kills what an earlier process left), workspaces (which
+repair themselves), API. The end is the same backwards: no more requests, every workspace hibernated, then the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from perdure.api.guest import create_guest_app
+from perdure.api.keys import ensure_key_file, single_key
+from perdure.api.server import ApiServer
+from perdure.api.services import Services
+from perdure.core import files, ids, logs
+from perdure.core.clock import Clock, SystemClock, epoch_ms
+from perdure.core.config import Settings
+from perdure.core.errors import Conflict
+from perdure.core.ids import NodeId
+from perdure.db.database import Database, connect_migrated
+from perdure.db.embedded import EmbeddedPostgres
+from perdure.fleet.nodes import NodeRegistry
+from perdure.fleet.placement import LocalPlacement
+from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
+from perdure.gateway.rules import EgressRules
+from perdure.gateway.selfservice import SelfService
+from perdure.images.golden import GoldenSpec
+from perdure.images.model import Image
+from perdure.images.progress import ProgressSink, silent
+from perdure.images.registry import ImageStore
+from perdure.images.service import ImageService, as_event
+from perdure.machines.driver import Accelerator
+from perdure.machines.qemu import QemuConfig, QemuDriver
+from perdure.node.doctor import examine
+from perdure.node.lease import LeaseKeeper
+from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.wire import public
+from perdure.workspaces.model import Context
+from perdure.workspaces.service import WorkspaceService
+from perdure.workspaces.store import WorkspaceStore
+from perdure.workspaces.tools import Tools
+
+log = structlog.get_logger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------------------ entry points
+
+
+def serve(settings: Settings) -> int:
+    """``perdure up`` in the foreground: returns 0 after SIGTERM or SIGINT, when every workspace sleeps. Raises PerdureError."""
+    logs.configure(settings)
+    with _locked(settings):
+        return asyncio.run(_serve(settings))
+
+
+async def build_image(settings: Settings, spec: public.BuildImage, show: Callable[[public.BuildEvent], None]) -> public.ImageInfo:
+    """Build in this process, without a server. ``show`` gets progress."""
+    driver = _driver(settings)
+    images = ImageStore(settings.images)
+
+    async def nobody(_digest: str) -> list[str]:
+        return []
+
+    service = ImageService(images, _golden_maker(settings, images, driver), nobody)
+    return await service.build_to(spec, lambda progress: show(as_event(progress)))
+
+
+async def doctor(settings: Settings) -> public.DoctorReport:
+    """What this host can do, and what mends the rest."""
+    return await examine(settings, _driver(settings), ImageStore(settings.images))
+
+
+# ------------------------------------------------------------------------------------------------------------------- serve
+
+
+async def _serve(settings: Settings) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with _running(settings) as server:
+        log.info("serving", socket=str(settings.api_socket), port=server.port, key_file=str(settings.api_key_file))
+        await stopping.wait()
+        log.info("stopping: every workspace is hibernated first")
+    log.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def _running(settings: Settings) -> AsyncIterator[ApiServer]:
+    """Everything, started; ended in reverse order."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(_database(settings))
+        control = await stack.enter_async_context(_control_plane(settings, clock, database))
+        key = ensure_key_file(settings.api_key_file)
+        services = Services(
+            workspaces=control.workspaces,
+            images=_ApiImages(control.images),
+            doctor=lambda: examine(settings, control.driver, control.images.store),
+            authenticate=single_key(key),
+            settings=settings,
+            clock=clock,
+        )
+        server = ApiServer(services)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        yield server
+
+
+@asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[Database]:
+    async with AsyncExitStack() as stack:
+        url = settings.database_url
+        if url is None:
+            embedded = EmbeddedPostgres(settings.home)
+            url = await embedded.start()
+            stack.push_async_callback(embedded.stop)
+        database = await connect_migrated(url)
+        stack.push_async_callback(database.close)
+        yield database
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlPlane:
+    workspaces: WorkspaceService
+    images: ImageService
+    driver: QemuDriver
+
+
+@asynccontextmanager
+async def _control_plane(settings: Settings, clock: Clock, database: Database) -> AsyncIterator[_ControlPlane]:
+    """Node and workspaces, repaired and watched over; at the end everything awake is hibernated within the deadline."""
+    driver = _driver(settings)
+    image_store = ImageStore(settings.images)
+    guest_app = _LateApp()
+    node = NodeSupervisor(
+        NodeParts(
+            node_id=_node_id(settings, clock),
+            settings=settings,
+            clock=clock,
+            driver=driver,
+            accelerator=await _accelerator(settings, driver, image_store),
+            images=image_store,
+            egress=EgressGateway(Dialer(EgressRules.parse(settings.egress_private_allow)), audit=_audit),
+            selfservice=SelfService(guest_app, report=_report_defect),
+        )
+    )
+    store = WorkspaceStore(database)
+    images = ImageService(image_store, _golden_maker(settings, image_store, driver), store.names_using_image)
+    tools = Tools(store, LocalPlacement(node), _Catalog(images), settings, clock)
+    async with AsyncExitStack() as stack:
+        registry = NodeRegistry(database, lease_s=settings.lease_s)
+        await registry.register(node.node_id)
+        await node.open()
+        stack.push_async_callback(node.close)
+        lease = LeaseKeeper(registry, node.node_id, clock, settings.freeze_s, node.pids, node.lease_changed)
+        await lease.start()
+        stack.push_async_callback(lease.close)
+        workspaces = WorkspaceService(tools)
+        guest_app.app = create_guest_app(workspaces, clock)
+        await workspaces.start()
+        stack.push_async_callback(workspaces.shutdown, settings.shutdown_deadline_s)
+        await _warm(node, image_store)
+        yield _ControlPlane(workspaces, images, driver)
+
+
+async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
+    """Have a machine ready for the image that is most likely asked for; without a golden the first create makes it."""
+    for image in await asyncio.to_thread(images.all):
+        if image.name == "base" and images.goldens(image):
+            await node.warm(image.digest, image.default_size)
+
+
+# ------------------------------------------------------------------------------------------------------------------- parts
+
+
+def _driver(settings: Settings) -> QemuDriver:
+    return QemuDriver(QemuConfig(qemu=settings.qemu, data_dir=settings.qemu_data, jail=settings.jail))
+
+
+def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:
+    async def make(image: Image, progress: ProgressSink = silent) -> GoldenSpec:
+        accelerator = await _accelerator(settings, driver, images)
+        run_root = settings.run_dir / "vm"
+        return GoldenSpec(image, image.default_size, images, driver, accelerator, run_root, progress)
+
+    return make
+
+
+def _node_id(settings: Settings, clock: Clock) -> NodeId:
+    """This node's id, made at first start and kept in the home."""
+    path = settings.home / "node.id"
+    if not path.is_file():
+        files.make_dir(settings.home)
+        files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
+    return NodeId(path.read_text().strip())
+
+
+async def _accelerator(settings: Settings, driver: QemuDriver, images: ImageStore) -> Accelerator:
+    """What the operator said, or what the probe finds."""
+    return Accelerator.TCG if settings.accelerator == "auto" else Accelerator(settings.accelerator)
+
+
+@contextmanager
+def _locked(settings: Settings) -> Iterator[None]:
+    """One server per home."""
+    files.make_dir(settings.run_dir, mode=0o700)
+    descriptor = os.open(settings.run_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Conflict(
+            f"Another Perdure server runs with the home {settings.home}.", hint="Use it, or stop it with 'perdure down'."
+        ) from error
+    else:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _audit(event: EgressEvent) -> None:
+    log.info(
+        "egress",
+        workspace=event.identity.workspace_id,
+        generation=event.identity.generation,
+        to=f"{event.host}:{event.port}",
+        decision=event.decision.value,
+        reason=event.reason,
+        sent_bytes=event.sent_bytes,
+        received_bytes=event.received_bytes,
+    )
+
+
+def _report_defect(what: str, error: BaseException) -> None:
+    log.error("the guest's API failed", what=what, exc_info=error)
+
+
+class _LateApp:
+    """The guest's API needs the workspaces, which need the node, which serves the guest's API."""
+
+    app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+class _Catalog:
+    """``ImageService`` as the workspaces see it."""
+
+    def __init__(self, images: ImageService) -> None:
+        self._images = images
+
+    async def find(self, ref: str) -> Image:
+        return await self._images.find_one(ref)
+
+
+class _ApiImages:
+    """``ImageService`` as the API sees it: images belong to the node's operator, so the caller's tenant does not matter yet."""
+
+    def __init__(self, images: ImageService) -> None:
+        self._images = images
+
+    async def find(self, _ctx: Context) -> list[public.ImageInfo]:
+        return await self._images.all()
+
+    async def get(self, _ctx: Context, ref: str) -> public.ImageInfo:
+        return await self._images.get(ref)
+
+    async def remove(self, _ctx: Context, ref: str) -> None:
+        await self._images.remove(ref)
+
+    def build(self, _ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        return self._images.build(spec)
