@@ -123,6 +123,8 @@ class ProcessMemory:
         self._check(pages)
         if content.shape != (len(pages), PAGE_SIZE) or content.dtype != np.uint8:
             raise InvalidRequest(f"page content of shape {content.shape} does not belong to {len(pages)} pages")
+        if len(pages) == 0:
+            return
         flat = memoryview(np.ascontiguousarray(content).data).cast("B")
         starts, lengths = coalesce(pages)
         done = 0

@@ -7,6 +7,7 @@ the main thread only, which is the event loop's. This is the one module of the m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -18,6 +19,8 @@ from perdure.core.errors import DeadlineExceeded, HostUnfit
 
 #: Seconds a process may take to vanish after SIGKILL.
 KILL_DEADLINE_S = 20.0
+#: Seconds a jailer may take to follow its VMM before it is killed, too.
+JAILER_DEADLINE_S = 5.0
 
 
 class Tail:
@@ -40,21 +43,29 @@ class Tail:
             c if c.isprintable() or c in "\n\t" else "" if c == "\r" else "\N{REPLACEMENT CHARACTER}" for c in decoded
         ).strip()
 
-    def _on_readable(self) -> None:
+    def _on_readable(self) -> bool:
+        """Whether there was something."""
         if self._fd is None:
-            return
+            return False
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""  # a reset connection is an end like any other
         if not data:
             self.close()
-            return
+            return False
         self._kept += data
         if len(self._kept) > self._limit:
             del self._kept[: -self._limit]
+        return True
+
+    def drain(self) -> None:
+        """Read what has arrived and was not yet noticed."""
+        for _ in range(64):  # a writer that never stops must not keep us
+            if not self._on_readable():
+                return
 
     def close(self) -> None:
         """Stop reading. Safe twice."""
@@ -163,6 +174,18 @@ async def wait_for_exit(watched: Watched, deadline_s: float = KILL_DEADLINE_S) -
             await asyncio.shield(watched.exited)
     except TimeoutError:
         raise DeadlineExceeded(f"Process {watched.pid} is still there after {deadline_s:g} seconds.", ambiguous=True) from None
+
+
+async def end_process(child: Child, vmm: Watched | None) -> None:
+    """SIGKILL a VMM and wait until nothing of it is left. Its jailer, when there is one, reaps it and follows by itself."""
+    if vmm is not None:
+        vmm.kill()
+        with contextlib.suppress(DeadlineExceeded):
+            await wait_for_exit(child.watched, JAILER_DEADLINE_S)
+    child.watched.kill()
+    await wait_for_exit(child.watched)
+    if vmm is not None:
+        await wait_for_exit(vmm)
 
 
 async def run(argv: Sequence[str], deadline_s: float, *, fds: Sequence[int] = (), limit: int = 262144) -> tuple[int, str]:

@@ -26,7 +26,7 @@ from perdure.machines.driver import (
     Usage,
 )
 from perdure.machines.memory import ProcessMemory
-from perdure.machines.process import KILL_DEADLINE_S, Child, Tail, Watched, wait_for_exit
+from perdure.machines.process import Child, Tail, Watched, end_process, wait_for_exit
 from perdure.machines.qemu_disk import RootDisk
 from perdure.machines.qmp import Event, QmpClient, QmpError
 from perdure.wire.node import Confinement
@@ -38,6 +38,7 @@ CONNECT_DEADLINE_S = 10.0
 CHANNEL_BUFFER = 256 << 10
 #: Events kept for a slow consumer. A guest cannot make many: each of them stops or ends its machine.
 EVENTS_MAX = 256
+PANIC_WORDS = "Kernel panic - not syncing"
 STATE_ROOM_BYTES = 4 << 20
 
 _AWAKE = (MachineState.RUNNING, MachineState.PAUSED, MachineState.NO_SPACE)
@@ -211,10 +212,7 @@ class QemuMachine:
             raise self._died() from None
 
     async def kill(self) -> None:
-        self._parts.vmm.kill()
-        self._parts.child.watched.kill()
-        await wait_for_exit(self._parts.child.watched, KILL_DEADLINE_S)
-        await wait_for_exit(self._parts.vmm, KILL_DEADLINE_S)
+        await end_process(self._parts.child, self._parts.vmm)
         await self._dead.wait()
         if not self._clean:
             self._clean = True
@@ -235,10 +233,7 @@ class QemuMachine:
         """Called for each QMP event, in order."""
         name, data = event["event"], event.get("data", {})
         if name == "SHUTDOWN":
-            kind = _SHUTDOWN_EVENTS.get(data.get("reason", ""))
-            if kind is not None and self._ending is None:
-                self._ending = kind
-                self._emit(kind)
+            self._on_shutdown(data.get("reason", ""))
         elif name == "GUEST_PANICKED":
             if self._ending is None:
                 self._ending = EventKind.PANIC
@@ -249,6 +244,17 @@ class QemuMachine:
             self._on_migration(data.get("status", ""))
         elif name in ("BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"):
             self._disk.on_job_event(event)
+
+    def _on_shutdown(self, reason: str) -> None:
+        kind = _SHUTDOWN_EVENTS.get(reason)
+        if kind is None or self._ending is not None:
+            return
+        # A kernel without a pvpanic driver panics into a reboot; its last words are on the console.
+        self._parts.serial.drain()
+        if kind is EventKind.RESET and PANIC_WORDS in self.console():
+            kind = EventKind.PANIC
+        self._ending = kind
+        self._emit(kind, self.console() if kind is EventKind.PANIC else "")
 
     def _on_io_error(self, data: dict[str, Any]) -> None:
         if data.get("action") != "stop":

@@ -16,7 +16,7 @@ from perdure.core.errors import DeadlineExceeded, MachineDied, MachineFailed, No
 from perdure.machines import cgroups, jail
 from perdure.machines.driver import ChannelName, LaunchSpec
 from perdure.machines.jail import Jail, JailKind
-from perdure.machines.process import Child, Tail, Watched, wait_for_exit
+from perdure.machines.process import Child, Tail, Watched, end_process, wait_for_exit
 from perdure.machines.qemu_args import Descriptors
 from perdure.machines.qemu_machine import QemuMachine
 from perdure.machines.qmp import Event, QmpClient
@@ -112,10 +112,7 @@ class Starting:
     async def end(self) -> None:
         """Kill and reap what was started."""
         self.qmp.close()
-        for process in (self._vmm, self.child.watched):
-            if process is not None:
-                process.kill()
-                await wait_for_exit(process)
+        await end_process(self.child, self._vmm)
         self.serial.close()
         self.child.stderr.close()
 

@@ -1,0 +1,105 @@
+"""The kinds of machine that must keep the contract: the fake, and every QEMU at hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from perdure.core.config import Settings
+from perdure.machines.driver import Machine, Shape
+from perdure.machines.qemu import QemuConfig, QemuDriver
+from tests.contract.machines import tinyguest
+from tests.contract.machines.world import DISK_BYTES, World, make_golden, make_qcow2, restore
+from tests.fakes.machine import FakeDriver
+
+#: Where tools/fetch-qemu10.sh puts the second version to test.
+QEMU10_PLACES = (
+    Path("/var/cache/perdure/qemu10/bin/qemu-system-x86_64"),
+    Path.home() / ".cache/perdure/qemu10/bin/qemu-system-x86_64",
+)
+MEMORY_MIB = 192
+
+
+def qemu_binaries() -> dict[str, str]:
+    """Name -> binary: the system's own, and the fetched one where there is one."""
+    found = {"qemu": Settings().qemu}
+    for place in QEMU10_PLACES:
+        if os.access(place, os.X_OK):
+            found["qemu10"] = str(place)
+            break
+    return found
+
+
+def make_qemu_world(name: str, binary: str, directory: Path, base_image: Path) -> World:
+    tinyguest.build_initrd(base_image / "initrd", directory / "initrd")
+    (directory / "agent.raw").write_bytes(b"agent disk".ljust(1 << 20, b"\0"))
+    shape = Shape(base_image / "kernel", directory / "initrd", directory / "agent.raw", MEMORY_MIB, 1, DISK_BYTES)
+    driver = QemuDriver(QemuConfig(qemu=binary))
+    return World(name, lambda: driver, make_qcow2, directory, shape)
+
+
+def make_fake_world(directory: Path) -> World:
+    for name in ("kernel", "initrd", "agent.raw"):
+        (directory / name).write_bytes(b"")
+    shape = Shape(directory / "kernel", directory / "initrd", directory / "agent.raw", 16, 1, DISK_BYTES)
+    return World("fake", FakeDriver, lambda path: path.write_bytes(b""), directory, shape)
+
+
+def _worlds(name: str, request: pytest.FixtureRequest) -> Iterator[World]:
+    directory = Path(tempfile.mkdtemp(prefix="perdure-machines-"))
+    directory.chmod(0o755)
+    try:
+        if name == "fake":
+            world = make_fake_world(directory)
+        else:
+            world = make_qemu_world(name, qemu_binaries()[name], directory, request.getfixturevalue("base_image"))
+        asyncio.run(make_golden(world))
+        yield world
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+_QEMUS = [pytest.param(name, marks=pytest.mark.qemu) for name in qemu_binaries()]
+
+
+@pytest.fixture(scope="session", params=["fake", *_QEMUS])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every kind of machine."""
+    yield from _worlds(request.param, request)
+
+
+@pytest.fixture(scope="session", params=_QEMUS)
+def qemu_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every QEMU, for what a fake cannot show."""
+    yield from _worlds(request.param, request)
+
+
+Restorer = Callable[[], Awaitable[Machine]]
+
+
+@pytest_asyncio.fixture
+async def machine(world: World) -> AsyncIterator[Machine]:
+    """A running machine, woken from the golden capture."""
+    assert world.golden is not None
+    woken = await restore(world, world.golden)
+    try:
+        yield woken
+    finally:
+        await woken.kill()
+
+
+@pytest_asyncio.fixture
+async def qemu_machine(qemu_world: World) -> AsyncIterator[Machine]:
+    assert qemu_world.golden is not None
+    woken = await restore(qemu_world, qemu_world.golden)
+    try:
+        yield woken
+    finally:
+        await woken.kill()
