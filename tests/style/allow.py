@@ -11,7 +11,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/config.py": "the one reader of the environment",
     },
     "process": {
-        "src/perdure/cli/server.py": "up --detach starts the server in a process of its own",
+        "src/perdure/cli/daemon.py": "up --detach starts the server in a process of its own",
         "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
@@ -30,7 +30,6 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/sdk/_acompat.py::pause": "the sync twin of apause",
     },
     "wall-clock": {
-        "src/perdure/cli/output.py::ago": "how long ago, as the person at the terminal sees it",
         "src/perdure/images/build.py": "when an image was built, for people; nothing decides on it",
         "src/perdure/images/golden.py": "when a golden snapshot was made, for people; nothing decides on it",
         "src/perdure/snapshots/capture.py::_now_ms": "for ids only, which sort by creation",
