@@ -110,6 +110,7 @@ class FakeNode:
         self.starting = 0
         self.most_starting = 0
         self.gate: asyncio.Event | None = None  # starts wait for it
+        self.entered = asyncio.Event()  # a start has begun
         self._generations: dict[WorkspaceId, int] = defaultdict(int)
         self._failures: dict[str, list[PerdureError]] = defaultdict(list)
         self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
@@ -172,6 +173,7 @@ class FakeNode:
         self._enter("start")
         identity = spec.identity
         self.starting += 1
+        self.entered.set()
         self.most_starting = max(self.most_starting, self.starting)
         try:
             await asyncio.sleep(0)

@@ -25,6 +25,8 @@ MAX_CONNECTIONS = 12
 MAX_WAITING = 2000
 CHECKOUT_DEADLINE_S = 30.0
 RETRIES = 5
+#: psycopg derives these from OperationalError each by itself.
+GIVEN_UP = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.TransactionRollback)
 
 
 class Transaction:
@@ -110,7 +112,7 @@ class Database:
                 async with self.transaction() as transaction:
                     return await function(transaction)
             except Unavailable as error:
-                if attempt == RETRIES or not isinstance(error.__cause__, psycopg.errors.TransactionRollback):
+                if attempt == RETRIES or not isinstance(error.__cause__, GIVEN_UP):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -148,7 +150,7 @@ def _mapped() -> Iterator[None]:
         raise AlreadyExists("Something of that name or id exists already.", internal=constraint) from error
     except psycopg.errors.DiskFull as error:
         raise NoSpace("The database's disk is full.", internal=str(error)) from error
-    except psycopg.errors.TransactionRollback as error:
+    except GIVEN_UP as error:
         raise Unavailable("The database gave the transaction up for another one.", internal=str(error)) from error
     except (PoolTimeout, TooManyRequests) as error:
         raise Busy("All connections to the database are in use.", internal=str(error)) from error

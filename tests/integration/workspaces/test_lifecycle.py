@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -92,8 +93,7 @@ async def test_a_caller_waits_no_longer_than_its_deadline_and_the_wake_goes_on(p
 async def test_a_caller_that_goes_away_does_not_stop_the_create(plane: ControlPlane) -> None:
     plane.node.gate = asyncio.Event()
     task = asyncio.create_task(plane.create())
-    while not plane.node.starting:
-        await asyncio.sleep(0)
+    await plane.node.entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -391,7 +391,7 @@ async def test_the_journal_tells_it_all_and_verifies(plane: ControlPlane) -> Non
         *("creating", "running", "checkpoint", "hibernating", "hibernated", "waking", "running", "checkpoint", "forked")
     ]
     moves = [(entry.body["from"], entry.body["to"]) for entry in entries if "to" in entry.body]
-    assert all(earlier[1] == later[0] for earlier, later in zip(moves, moves[1:], strict=False)), "intervals meet"
+    assert all(earlier[1] == later[0] for earlier, later in pairwise(moves)), "intervals meet"
     assert [entry.at for entry in entries] == sorted(entry.at for entry in entries)
     checked, breaks = await Journal(plane.database).verify()
     assert (checked, breaks) == (len(entries) + 2, [])

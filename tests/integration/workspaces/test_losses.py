@@ -39,7 +39,7 @@ async def test_idle_sleeps_after_its_timeout_and_not_before(plane: ControlPlane)
     plane.clock.advance(2)
     await plane.service.upkeep.tick()
     await plane.until("demo", is_state(HIBERNATED))
-    entry = [entry for entry in await plane.service.log(CTX, "demo") if entry.kind == "hibernating"][0]
+    entry = next(entry for entry in await plane.service.log(CTX, "demo") if entry.kind == "hibernating")
     assert entry.body["cause"] == "idle"
 
 
@@ -255,8 +255,7 @@ async def test_a_control_plane_alone_that_restarts_adopts_what_is_awake(plane: C
 async def test_a_create_that_was_interrupted_is_gone(plane: ControlPlane) -> None:
     plane.node.gate = asyncio.Event()
     task = asyncio.create_task(plane.create())
-    while not plane.node.starting:
-        await asyncio.sleep(0)
+    await plane.node.entered.wait()
     await plane.crash()
     with pytest.raises((asyncio.CancelledError, StaleGeneration)):
         await task
