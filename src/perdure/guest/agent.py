@@ -25,12 +25,9 @@ from perdure.wire.guest.ops import API_PORT, CONTROL_PORT, DATA_PORT, PROXY_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from typing import Any
 
     from perdure.wire.guest.mux import Event
-
-    class Handler(Protocol):
-        def open(self, stream: int, request: dict[str, Any]) -> None: ...
 
 
 _EXEC_OPS = frozenset((Op.EXEC, Op.ATTACH, Op.SIGNAL, Op.KILL, Op.LIST_EXECS))
@@ -117,12 +114,18 @@ class Agent:
             self._on_data(stream, event)
         elif kind == EventKind.OPEN:
             self._open(stream, event.value)
-        elif kind == EventKind.CALL:
-            self._data.mux.reply(stream, {"ok": True})  # a fence: the host wants to know that everything before it was read
         elif kind == EventKind.ROOM:
             for table in (self._execs, self._files, self._network):
                 table.on_room(stream)
-        elif kind == EventKind.MESSAGE:
+        elif kind in (EventKind.SYNC, EventKind.BROKEN):
+            self._drop()
+        elif kind == EventKind.CALL:
+            self._data.mux.reply(stream, {"ok": True})  # a fence: the host wants to know that everything before it was read
+        else:
+            self._on_stream_event(kind, stream, event)
+
+    def _on_stream_event(self, kind: str, stream: int, event: Event) -> None:
+        if kind == EventKind.MESSAGE:
             self._execs.on_message(stream, event.value)
             self._files.on_message(stream, event.value)
         elif kind == EventKind.EOF:
@@ -133,8 +136,6 @@ class Agent:
             self._execs.on_gone(stream)
             self._files.on_gone(stream)
             self._network.on_gone(stream, event.value)
-        elif kind in (EventKind.SYNC, EventKind.BROKEN):
-            self._drop()
 
     def _on_data(self, stream: int, event: Event) -> None:
         if self._execs.owns(stream):

@@ -22,7 +22,7 @@ _LOST_DETAIL = "The agent that watched it ended; whether the command did its wor
 
 
 class ExecTable:
-    """Running and remembered commands by id. An id that was used before means the same command: starting it again attaches."""
+    """Running and remembered commands by id. An id is used once, so that a start that is tried again never runs twice."""
 
     def __init__(self, loop: Loop, world: World, mux: Mux, ended: Callable[[str], None]) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ class ExecTable:
 
     def _exec(self, stream: int, exec_id: str, spec: dict[str, Any]) -> None:
         if exec_id in self._running or exec_id in self._finished or exec_id in self._lost:
-            self._attach(stream, exec_id, (0, 0))
+            self._mux.reset(stream, Code.EXISTS, f"The command {exec_id} exists already; attach to it instead.")
             return
         if len(self._running) >= EXECS_MAX:
             self._mux.reset(stream, Code.BUSY, f"{EXECS_MAX} commands are running; wait for one of them or kill one.")

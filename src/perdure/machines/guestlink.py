@@ -299,9 +299,14 @@ class GuestLink(GuestFiles):
         """Let nothing pass on either channel until ``release``: for the time in which guest memory is copied."""
         await self._await_ready()
         await self._data.hold(self._unresponsive_s)
-        await self._control.hold(self._unresponsive_s)
+        try:
+            await self._control.hold(self._unresponsive_s)
+        except BaseException:
+            self._data.release()
+            raise
 
     def release(self) -> None:
+        """Let the channels go on after ``hold``. Safe without one."""
         self._data.release()
         self._control.release()
 

@@ -130,14 +130,19 @@ class Channel:
 
         Bytes that QEMU still moves would change guest memory while it is copied, although the vCPUs stand still.
         """
-        self._may_write.clear()
         writer = self._writer
         if writer is None:
             raise MachineDied("There is no connection to the workspace.")
-        fence = asyncio.ensure_future(self.call({"op": Call.PING}, deadline_s))
-        await asyncio.sleep(0)  # the call is queued now
-        writer.write(self._mux.pull_urgent())
-        await fence
+        self._may_write.clear()
+        fence = asyncio.create_task(self.call({"op": Call.PING}, deadline_s))
+        try:
+            await asyncio.sleep(0)  # the call is queued now
+            writer.write(self._mux.pull_urgent())
+            await fence
+        except BaseException:
+            fence.cancel()
+            self.release()
+            raise
         self._may_read.clear()
         cast("asyncio.ReadTransport", writer.transport).pause_reading()
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from perdure.core.errors import MachineDied, MachineFailed, NotFound
+from perdure.core.errors import Conflict, MachineDied, MachineFailed, NotFound
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_stream import LinkStream, clean
 from perdure.wire.guest import Event, EventKind
@@ -70,8 +70,11 @@ def moment_s(ns: object) -> float:
 class LinkExec:
     """One attachment. ``events`` may be iterated once."""
 
-    def __init__(self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int], reattach: Reattach) -> None:
+    def __init__(
+        self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int], reattach: Reattach, *, takes_stdin: bool
+    ) -> None:
         self.exec_id = exec_id
+        self._takes_stdin = takes_stdin
         self._stream = stream
         self._reattach = reattach
         self._offsets = {Sub.STDOUT: offsets[0], Sub.STDERR: offsets[1]}
@@ -132,6 +135,9 @@ class LinkExec:
             self._gaps[sub] += lost
 
     async def write_stdin(self, data: bytes) -> None:
+        """Queue bytes for the command; what it does not read before it ends is dropped."""
+        if not self._takes_stdin:
+            raise Conflict("The command was started without stdin.", hint="Start it with stdin=True.")
         await self._stream.write(data)
 
     async def close_stdin(self) -> None:

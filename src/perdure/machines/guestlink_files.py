@@ -87,10 +87,10 @@ class GuestFiles(ABC):
     # --------------------------------------------------------------------------------------------------- commands
 
     async def start_exec(self, spec: ExecSpec) -> LinkExec:
-        """Start a command. An id that the guest knows already is attached to, so that a retry never runs it twice."""
+        """Start a command. Raises AlreadyExists for an id that the guest knows: attach instead, and nothing runs twice."""
         stream, _ = await self._ask(_exec_request(spec), "exec")
         self._note_started(spec.exec_id)
-        return self._handle(spec.exec_id, stream, (0, 0))
+        return self._handle(spec.exec_id, stream, (0, 0), takes_stdin=spec.stdin)
 
     async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> LinkExec:
         stream = await self._attach(exec_id, stdout_offset, stderr_offset)
@@ -102,8 +102,8 @@ class GuestFiles(ABC):
         request = {"op": Op.ATTACH, "exec_id": exec_id, "stdout": stdout_offset, "stderr": stderr_offset}
         return (await self._ask(request, "exec"))[0]
 
-    def _handle(self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int]) -> LinkExec:
-        return LinkExec(exec_id, stream, offsets, lambda out, err: self._attach(exec_id, out, err))
+    def _handle(self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int], *, takes_stdin: bool = True) -> LinkExec:
+        return LinkExec(exec_id, stream, offsets, lambda out, err: self._attach(exec_id, out, err), takes_stdin=takes_stdin)
 
     async def signal_exec(self, exec_id: ExecId, signal: int) -> None:
         if signal not in signals.valid_signals():

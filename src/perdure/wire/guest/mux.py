@@ -127,6 +127,7 @@ class Mux:
                 self._on_sync(payload, events)
             elif kind == FrameType.BROKEN:
                 if self.synced:
+                    self.synced = False
                     events.append(Event(EventKind.BROKEN, 0, payload.decode()))
             elif self.synced:
                 self._on_frame(kind, stream, payload, events)

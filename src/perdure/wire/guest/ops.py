@@ -20,7 +20,7 @@ PROXY_PORT = 7072
 
 
 class Call:
-    """Operations of the control channel."""
+    """Operations of the control channel. The data channel answers any call with ``ok``: all that was sent before was read."""
 
     HELLO = "hello"  # → protocol, agent, boot_id, instance, generation, root_problem, wall_ns
     WAKE = "wake"  # repair everything for a generation, then thaw
