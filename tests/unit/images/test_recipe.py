@@ -65,7 +65,7 @@ def test_a_source_file_lies_beside_the_recipe(tmp_path: Path) -> None:
         ('name = "x"\npackages = ["--purge"]', "is not a Debian package name"),
         ('name = "x"\ncommands = [""]', "'' in commands"),
         ('name = "x"\ncommands = [1]', "1 in commands"),
-        ('name = "x"\nmemory_mib = 64', "memory_mib is 64, but must be between 192"),
+        ('name = "x"\nmemory_mib = 64', "memory_mib is 64, but must be between 128"),
         ('name = "x"\nmemory_mib = "512"', "memory_mib is '512', not a whole number"),
         ('name = "x"\nmemory_mib = true', "memory_mib is True"),
         ('name = "x"\nvcpus = 0', "vcpus is 0"),
@@ -142,8 +142,8 @@ def test_every_other_key_changes_the_digest(line: str, changes_root: bool) -> No
 
 
 def test_sizes_that_cannot_boot_say_the_bound() -> None:
-    assert check_size(MachineSize(192, 1)) == MachineSize(192, 1)
-    with pytest.raises(InvalidRequest, match="memory_mib is 191, but must be between 192 and"):
-        check_size(MachineSize(191, 1))
+    assert check_size(MachineSize(128, 1)) == MachineSize(128, 1)
+    with pytest.raises(InvalidRequest, match="memory_mib is 127, but must be between 128 and"):
+        check_size(MachineSize(127, 1))
     with pytest.raises(InvalidRequest, match="vcpus is 65"):
         check_size(MachineSize(512, 65))
