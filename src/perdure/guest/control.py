@@ -111,7 +111,7 @@ class Control:
 
     def _wake(self, request: dict[str, Any], reply: Reply) -> None:
         generation = int(request["generation"])
-        if generation < self._generation:
+        if generation < self._generation and not request.get("new_identity"):  # a fork counts its generations anew
             reply(_failure(Code.STALE, f"This workspace is at generation {self._generation}, not {generation}."))
             return
         hostname, machine_id = str(request["hostname"]), str(request["machine_id"])
