@@ -185,7 +185,7 @@ class FakeNode:
             raise StaleGeneration(f"{identity.workspace_id} has been at generation {self._generations[identity.workspace_id]}.")
         files, commands, environment, memory, reason = self._source(spec)
         self._generations[identity.workspace_id] = identity.generation
-        self.machines.pop(identity.workspace_id, None)
+        taken = self.machines.pop(identity.workspace_id, None)
         world = World()
         world.files, world.commands, world.environment = files, commands, environment
         if spec.new_identity:
@@ -193,15 +193,10 @@ class FakeNode:
             world.files["/etc-hostname"] = FileNode(FileKind.FILE, bytearray(identity.hostname.encode()))
         self._pids += 1
         parent = spec.source.snapshot_id if isinstance(spec.source, (FromSnapshot, FromDisk)) else None
-        machine = FakeMachine(
-            spec,
-            world,
-            MemoryGuest(world, identity.generation),
-            self._pids,
-            parent,
-            copy.deepcopy(files),
-            touched_at=self.clock.monotonic(),
-        )
+        # What is taken over is as new as it was: the last capture knows nothing of it.
+        captured = taken.captured if taken is not None else copy.deepcopy(files)
+        guest = MemoryGuest(world, identity.generation)
+        machine = FakeMachine(spec, world, guest, self._pids, parent, captured, touched_at=self.clock.monotonic())
         self.machines[identity.workspace_id] = machine
         if memory is not MemoryFate.KEPT:
             self._boots += 1

@@ -1,0 +1,103 @@
+"""The server is killed at every point between two commits, with its machines and without; then another starts.
+
+Invariants (``world.Simulation.check``): no state without an exit, no machine or snapshot leaks, an acknowledged capture is never
+behind what wakes, the newest acknowledged write is in the workspace or in a lost branch, generations only grow, the journal's
+chain verifies. A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from perdure.db.database import Database
+from perdure.journal.entries import Journal
+from tests.fakes.database import fresh_database
+from tests.simulation.fuse import Fuse
+from tests.simulation.world import Simulation, random_workload
+
+SEEDS = range(24)
+
+
+@pytest.fixture
+async def database() -> AsyncIterator[Database]:
+    async with fresh_database() as database:
+        yield database
+
+
+async def scenario(simulation: Simulation) -> None:
+    """Every operation once, in an order in which each has something to do."""
+    await simulation.create("a")
+    await simulation.write("a")
+    await simulation.checkpoint("a", "first")
+    await simulation.write("a")
+    await simulation.sleep("a")
+    await simulation.wake("a")
+    await simulation.write("a")
+    await simulation.happen("a", "die")
+    await simulation.wake("a")
+    await simulation.write("a")
+    await simulation.happen("a", "reboot")
+    await simulation.fork("a", 2)
+    await simulation.write("a-1")
+    await simulation.happen("a-1", "power_off")
+    await simulation.pass_time(1000)
+    await simulation.delete("a")
+
+
+async def kill_at(database: Database, label: str, at: int | None, *, node_too: bool) -> Fuse:
+    fuse = Fuse(at)
+    simulation = Simulation(database, label, fuse)
+    await simulation.begin()
+    await scenario(simulation)
+    assert (fuse.blew_at is not None) == (at is not None and at <= fuse.count), "the fuse did what it was told"
+    assert await simulation.recover(node_too=node_too)
+    await simulation.check()
+    await simulation.plane.crash()
+    return fuse
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
+async def test_killed_at_every_point_of_a_scenario(database: Database, node_too: bool) -> None:
+    whole = await kill_at(database, "whole", None, node_too=node_too)
+    assert whole.count > 100
+    fired: dict[str, int] = {}
+    for at in itertools.count(1):
+        fuse = await kill_at(database, f"k{at}", at, node_too=node_too)
+        if fuse.blew_at is None:
+            break
+        fired[fuse.blew_at] = fired.get(fuse.blew_at, 0) + 1
+    for name, count in sorted(fired.items()):
+        print(f"{count:4} {name}")
+    checked, breaks = await Journal(database).verify()
+    assert breaks == []
+    assert checked > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_random_workloads_killed_at_random_points_and_again_while_recovering(database: Database) -> None:
+    for seed in SEEDS:
+        random = Random(seed)
+        simulation = Simulation(database, f"s{seed}", Fuse(random.randint(5, 250)))
+        try:
+            await simulation.begin()
+            for _ in range(3):  # lives of the server
+                await random_workload(simulation, random, 25)
+                node_too = random.random() < 0.7
+                while not await simulation.recover(node_too=node_too, fuse=Fuse(random.choice([None, random.randint(1, 40)]))):
+                    node_too = True
+                simulation.fuse.at = None
+                await simulation.check()
+                simulation.fuse.at = simulation.fuse.count + random.randint(5, 250)
+            await simulation.plane.crash()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, killed at: {simulation.fuse.blew_at}")
+            raise
+    _, breaks = await Journal(database).verify()
+    assert breaks == []

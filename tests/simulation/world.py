@@ -1,0 +1,282 @@
+"""One simulated installation: a workload against a service that may be killed anywhere, its recovery, and what must then hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from perdure.core.errors import PerdureError
+from perdure.core.ids import NodeId, TenantId, WorkspaceId
+from perdure.db.database import Database
+from perdure.fleet.nodes import NodeRegistry
+from perdure.workspaces import lifecycle
+from perdure.workspaces.model import Context, CreateWorkspace, Recovery, Workspace, WorkspaceKind, WorkspaceState
+from perdure.workspaces.service import WorkspaceService
+from tests.fakes.control_plane import CTX, ControlPlane, bytes_of
+from tests.fakes.node import FakeNode
+from tests.simulation.fuse import Fuse, FusedDatabase, FusedNode, Killed
+
+PATH = "/root/value"
+KILLED = (Killed, asyncio.CancelledError)
+
+
+@dataclass
+class Facts:
+    """What callers were told about one workspace."""
+
+    written: list[bytes] = field(default_factory=lambda: [b""])  # every acknowledged write, oldest first
+    captured: int = 0  # index of the value that the last acknowledged capture holds
+    named: dict[str, bytes] = field(default_factory=dict)
+    generation: int = 0
+
+
+class Simulation:
+    """``run`` does a step under a fuse; ``recover`` starts a new process; ``check`` asserts the invariants."""
+
+    def __init__(self, database: Database, label: str, fuse: Fuse) -> None:
+        self.tenant = TenantId(f"ten_{label}")
+        self.ctx = Context(CTX.principal, CTX.request_id, self.tenant)
+        self.plane = ControlPlane(database)
+        self.plane.node = FakeNode(NodeId(f"nod_{label}"), clock=self.plane.clock)
+        self.fuse = fuse
+        self.facts: dict[WorkspaceId, Facts] = defaultdict(Facts)
+        self.deleted: set[WorkspaceId] = set()
+        self._values = 0
+
+    @property
+    def service(self) -> WorkspaceService:
+        return self.plane.service
+
+    @property
+    def node(self) -> FakeNode:
+        return self.plane.node
+
+    async def begin(self) -> None:
+        await NodeRegistry(self.plane.database, lease_s=20).register(self.node.node_id)
+        self.plane.build(FusedDatabase(self.fuse, self.plane.database), FusedNode(self.fuse, self.node))
+        await self.attempt(self.service.upkeep.start(timers=False))
+
+    async def attempt(self, work: Awaitable[Any]) -> bool:
+        """Whether it was acknowledged. Errors of the product and the death of the process are both no."""
+        try:
+            await work
+        except PerdureError:
+            return False
+        except KILLED:
+            if self.fuse.blew_at is None:
+                raise
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------ workload
+
+    async def create(self, name: str) -> None:
+        async def work() -> None:
+            workspace, _ = await self.service.create(self.ctx, CreateWorkspace(name))
+            self.facts[workspace.id].generation = 1
+
+        await self.attempt(work())
+
+    async def write(self, name: str) -> None:
+        async def work() -> None:
+            self._values += 1
+            value = b"%d" % self._values
+            async with self.service.awake(self.ctx, name) as awake:
+                await awake.guest.write_file(PATH, bytes_of(value))
+                self._seen(awake.workspace)
+                self.facts[awake.workspace.id].written.append(value)  # the guest's write is done, whatever happens to us next
+
+        await self.attempt(work())
+
+    async def checkpoint(self, name: str, label: str | None = None) -> None:
+        async def work() -> None:
+            before = await self.service.get(self.ctx, name)
+            index = len(self.facts[before.id].written) - 1
+            await self.service.checkpoint(self.ctx, name, name=label)
+            facts = self.facts[before.id]
+            facts.captured = index
+            if label:
+                facts.named[label] = facts.written[index]
+
+        await self.attempt(work())
+
+    async def sleep(self, name: str) -> None:
+        async def work() -> None:
+            workspace, _ = await self.service.sleep(self.ctx, name)
+            facts = self.facts[workspace.id]
+            if workspace.state_detail == "":  # not rewound meanwhile
+                facts.captured = len(facts.written) - 1
+
+        await self.attempt(work())
+
+    async def wake(self, name: str) -> None:
+        async def work() -> None:
+            workspace, _ = await self.service.wake(self.ctx, name)
+            self._seen(workspace)
+
+        await self.attempt(work())
+
+    async def fork(self, name: str, count: int) -> None:
+        async def work() -> None:
+            before = await self.service.get(self.ctx, name)
+            value = self.facts[before.id].written[-1]
+            for child in await self.service.fork(self.ctx, name, count):
+                if isinstance(child, Workspace) and before.state is WorkspaceState.RUNNING:
+                    self.facts[child.id].written = [b"", value]
+                    self.facts[child.id].captured = 1
+
+        await self.attempt(work())
+
+    async def delete(self, name: str) -> None:
+        async def work() -> None:
+            before = await self.service.get(self.ctx, name)
+            self.deleted.add(before.id)  # asked for: from here on it may be gone
+            await self.service.delete(self.ctx, name)
+
+        await self.attempt(work())
+
+    async def happen(self, name: str, what: str) -> None:
+        """die, reboot, power_off or panic, if it is awake; and let the service see it."""
+
+        async def work() -> None:
+            workspace = await self.service.get(self.ctx, name)
+            machine = self.node.machines.get(workspace.id)
+            if machine is not None and machine.alive:
+                getattr(self.node, what)(workspace.id)
+                if what == "power_off":
+                    self.facts[workspace.id].captured = 0  # the disk is kept; memory is not, and the head is the disk's
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                await self.service.upkeep.drain()
+
+        await self.attempt(work())
+
+    async def pass_time(self, seconds: float) -> None:
+        async def work() -> None:
+            self.plane.clock.advance(seconds)
+            await self.service.upkeep.tick()
+            await self.service.upkeep.drain()
+            await self.service.upkeep.clean()
+
+        await self.attempt(work())
+
+    def _seen(self, workspace: Workspace) -> None:
+        facts = self.facts[workspace.id]
+        assert workspace.generation >= facts.generation, "a generation went back"
+        facts.generation = workspace.generation
+
+    # ------------------------------------------------------------------------------------------------------------ recovery
+
+    async def recover(self, *, node_too: bool, fuse: Fuse | None = None) -> bool:
+        """Kill what is left of the process, start another. Whether it got through its own fuse."""
+        await self.plane.crash(node_too=node_too)
+        self.fuse = fuse or Fuse()
+        self.plane.build(FusedDatabase(self.fuse, self.plane.database), FusedNode(self.fuse, self.node))
+        started = await self.attempt(self.service.upkeep.start(timers=False))
+        return started and await self.attempt(self.service.upkeep.clean())
+
+    # ---------------------------------------------------------------------------------------------------------- invariants
+
+    async def check(self) -> None:
+        """What holds after every recovery, whatever was interrupted."""
+        await self.service.upkeep.drain()
+        await self.service.upkeep.clean()
+        found = {workspace.id: workspace for workspace in await self.service.find(self.ctx)}
+        self._check_states(found)
+        await self._check_nothing_leaks(found)
+        for workspace in found.values():
+            self._seen(workspace)
+        await self._check_nothing_lost(found)
+
+    def _check_states(self, found: dict[WorkspaceId, Workspace]) -> None:
+        for workspace in found.values():
+            assert workspace.state not in lifecycle.MOVING, f"{workspace.name} is stuck in {workspace.state}"
+            head = workspace.head_snapshot_id
+            assert head is None or head in self.node.stored, f"the head of {workspace.name} is gone"
+        for workspace_id in self.facts:
+            assert workspace_id in found or workspace_id in self.deleted, f"{workspace_id} vanished"
+
+    async def _check_nothing_leaks(self, found: dict[WorkspaceId, Workspace]) -> None:
+        running = {(one.id, one.generation) for one in found.values() if one.state is WorkspaceState.RUNNING}
+        assert {(key, machine.generation) for key, machine in self.node.machines.items()} == running, "machines leak"
+        assert all(machine.alive for machine in self.node.machines.values())
+        store = self.plane.service._store
+        rows = await store.on_node(self.node.node_id)
+        assert {row.id for row in rows} == set(self.node.stored), "rows and files differ"
+
+    async def _check_nothing_lost(self, found: dict[WorkspaceId, Workspace]) -> None:
+        values: dict[WorkspaceId, set[bytes]] = defaultdict(set)
+        for workspace in found.values():
+            value = await self._value(workspace)
+            values[workspace.id].add(value)
+            if workspace.kind is WorkspaceKind.LOST and workspace.parent_id:
+                values[workspace.parent_id].add(value)
+                continue
+            facts = self.facts.get(workspace.id)
+            if facts is not None and value in facts.written:
+                at = len(facts.written) - 1 - facts.written[::-1].index(value)
+                assert at >= facts.captured, f"{workspace.name} woke before its last acknowledged capture"
+        for workspace_id, facts in self.facts.items():
+            if workspace_id not in found:
+                continue
+            name, last = found[workspace_id].name, facts.written[-1]
+            kept = last in values[workspace_id] or len(facts.written) == 1
+            assert kept, f"the last value written to {name} is neither in it nor in a lost branch"
+            names = {snapshot.name for snapshot in await self.service.snapshots(self.ctx, workspace_id)}
+            assert set(facts.named) <= names, f"an acknowledged named snapshot of {name} is gone"
+
+    async def _value(self, workspace: Workspace) -> bytes:
+        """Wake it (every state has an exit) and read."""
+        if workspace.state is WorkspaceState.FAILED:
+            await self.service.recover(self.ctx, workspace.id, Recovery.RETRY)
+        async with self.service.awake(self.ctx, workspace.id) as awake:
+            self._seen(awake.workspace)
+            try:
+                return b"".join([chunk async for chunk in awake.guest.read_file(PATH)])
+            except PerdureError:
+                return b""
+
+
+async def random_workload(simulation: Simulation, random: Random, steps: int) -> None:
+    """Until the fuse blows or the steps are done."""
+    names = ["a", "b", "a-1"]
+    await simulation.create("a")
+    for step in range(steps):
+        if simulation.fuse.blew_at is not None:
+            return
+        name = random.choice(names)
+        action = random.choices(
+            [
+                "create",
+                "write",
+                "checkpoint",
+                "named",
+                "sleep",
+                "wake",
+                "fork",
+                "delete",
+                "die",
+                "reboot",
+                "power_off",
+                "panic",
+                "time",
+            ],
+            [3, 12, 5, 2, 6, 4, 2, 1, 3, 2, 1, 1, 4],
+        )[0]
+        match action:
+            case "create":
+                await simulation.create(name if name != "a-1" else "c")
+            case "named":
+                await simulation.checkpoint(name, f"s{step}")
+            case "fork":
+                await simulation.fork(name, 2)
+            case "time":
+                await simulation.pass_time(random.choice([10, 70, 1000]))
+            case "die" | "reboot" | "power_off" | "panic":
+                await simulation.happen(name, action)
+            case _:
+                await getattr(simulation, action)(name)
