@@ -31,11 +31,13 @@ DEVICES = "devices.state"
 class BaseRef:
     """What lies below a workspace's own state: an image, and a golden snapshot of it (the name of its directory).
 
-    ``golden`` is None where the image's own root disk, or empty memory, is the base.
+    ``golden`` is None where the image's own root disk, or empty memory, is the base. ``content`` is the golden's ``base_id``: one
+    made again under the same name has other memory and another disk, and nothing that was made on the first fits it.
     """
 
     image: str
     golden: str | None
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

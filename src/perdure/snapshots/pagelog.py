@@ -27,10 +27,11 @@ from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots.pageindex import U8, Frames, PageIndex
 from perdure.snapshots.segments import (
     FRAME_PAGES,
-    Codec,
+    SPARSE_WORDS,
     EncodedFrame,
     SegmentReader,
     SegmentWriter,
+    choose,
     decode_pages,
     encode_frame,
     needs_base,
@@ -132,21 +133,33 @@ def record(
     """
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
-        batches = [slice(at, at + BATCH_PAGES) for at in range(0, len(written), BATCH_PAGES)]
+        batches = [slice(at, at + BATCH_PAGES) for at in range(0, max(1, len(written)), BATCH_PAGES)]
         parts = list(_threads.map(lambda at: _classify(readers, last, base, written[at], content[at]), batches))
-    changed = np.concatenate([part.changed for part in parts]) if parts else np.empty(0, bool)
-    kept = np.concatenate([part.kept for part in parts]) if parts else np.empty(0, np.intp)
-    zeros = np.concatenate([part.zeros for part in parts]) if parts else np.empty(0, np.uint32)
-    pages = written[changed]
-    appended = _append(pages, content, np.flatnonzero(changed), base, writer)
-    return Recorded(_joined(last, kept, zeros, pages, appended), len(pages), sum(appended.lengths))
+    kept = np.concatenate([part.kept for part in parts])
+    zeros = np.concatenate([part.zeros for part in parts])
+    chunks: list[_Chunk] = []
+    for sparse in (True, False):
+        of_batches = [part.sparse if sparse else part.dense for part in parts]
+        rows = np.concatenate([found + at.start for at, found in zip(batches, of_batches, strict=True)])
+        chunks += [_Chunk(rows[at : at + FRAME_PAGES], sparse) for at in range(0, len(rows), FRAME_PAGES)]
+    appended = _append(written, content, chunks, base, writer)
+    return Recorded(_joined(last, kept, zeros, appended), len(appended.pages), sum(appended.lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of the captured content that make one frame."""
+
+    rows: npt.NDArray[np.intp]
+    sparse: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Appended:
-    """New frames of 64 pages each, the last one maybe shorter."""
+    """New frames, and the pages in them in order."""
 
     segment: SegmentId
+    pages: PageNumbers
     offsets: list[int]
     lengths: list[int]
     counts: list[int]
@@ -154,8 +167,11 @@ class _Appended:
 
 @dataclass(frozen=True, slots=True)
 class _Classified:
-    changed: Mask  # of the batch: to be appended
-    kept: npt.NDArray[np.intp]  # positions in the last index that stay
+    """One batch of captured pages: rows to append, positions in the last index that stay, pages that are zero."""
+
+    sparse: npt.NDArray[np.intp]
+    dense: npt.NDArray[np.intp]
+    kept: npt.NDArray[np.intp]
     zeros: PageNumbers
 
 
@@ -172,12 +188,11 @@ def _classify(readers: SegmentReaders, last: PageIndex, base: BaseRam, pages: Pa
         else:
             same[where] = (words[where] == before.view(np.uint64)).all(axis=1)
     rest = np.flatnonzero(~same)
-    zero = rest[_zero_rows(words[rest])] if len(rest) else rest
-    as_base = rest[(words[rest] == base.read(pages[rest]).view(np.uint64)).all(axis=1)] if len(rest) else rest
-    changed = ~same
-    changed[zero] = False
-    changed[as_base] = False
-    return _Classified(changed, at[same], np.setdiff1d(pages[zero], pages[as_base], assume_unique=True))
+    differing = np.count_nonzero(words[rest] != base.read(pages[rest]).view(np.uint64), axis=1)
+    rest, differing = rest[differing > 0], differing[differing > 0]
+    zero = _zero_rows(words[rest])
+    sparse = differing <= SPARSE_WORDS
+    return _Classified(rest[~zero & sparse], rest[~zero & ~sparse], at[same], pages[rest[zero]])
 
 
 def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
@@ -188,16 +203,18 @@ def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
     return zero
 
 
-def _append(pages: PageNumbers, content: Pages, rows: npt.NDArray[np.intp], base: BaseRam, writer: SegmentWriter) -> _Appended:
-    """Write the content's ``rows`` as frames, encoded by several threads and written in order while others encode."""
+def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: BaseRam, writer: SegmentWriter) -> _Appended:
+    """Write the chunks as frames, encoded by several threads and written in order while others encode."""
 
-    def encode(at: int) -> EncodedFrame:
-        some = pages[at : at + FRAME_PAGES]
-        return encode_frame(some, content[rows[at : at + FRAME_PAGES]], base.read(some), CODEC)
+    def encode(chunk: _Chunk) -> EncodedFrame:
+        pages, some = written[chunk.rows], content[chunk.rows]
+        codec = choose(some, sparse=chunk.sparse)
+        return encode_frame(pages, some, base.read(pages if needs_base(codec) else pages[:0]), codec)
 
-    done = _Appended(writer.segment_id, [], [], [])
+    pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
+    done = _Appended(writer.segment_id, pages, [], [], [])
     before = writer.size
-    encoded = _threads.map(encode, range(0, len(pages), FRAME_PAGES))
+    encoded = _threads.map(encode, chunks)
     try:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
@@ -209,20 +226,20 @@ def _append(pages: PageNumbers, content: Pages, rows: npt.NDArray[np.intp], base
     return done
 
 
-def _joined(
-    last: PageIndex, kept: npt.NDArray[np.intp], zeros: PageNumbers, pages: PageNumbers, appended: _Appended
-) -> PageIndex:
+def _joined(last: PageIndex, kept: npt.NDArray[np.intp], zeros: PageNumbers, appended: _Appended) -> PageIndex:
     """The new index: kept places, and the new ones."""
     used, old_frame = np.unique(last.frame[kept], return_inverse=True)
     table = last.frames.pick(used.astype(np.uint32))
     if appended.offsets:
         table = table.plus(appended.segment, appended.offsets, appended.lengths, appended.counts)
-    order = np.arange(len(pages))
-    all_pages = np.concatenate((last.pages[kept], pages))
-    all_frames = np.concatenate((old_frame.astype(np.uint32), (order // FRAME_PAGES + len(used)).astype(np.uint32)))
-    all_slots = np.concatenate((last.slot[kept], (order % FRAME_PAGES).astype(np.uint8)))
-    by_page = np.argsort(all_pages, kind="stable")
-    return PageIndex(last.page_count, all_pages[by_page], all_frames[by_page], all_slots[by_page], zeros, table)
+    counts = np.array(appended.counts, np.intp)
+    new_frame = np.repeat(np.arange(len(counts)) + len(used), counts)
+    new_slot = np.arange(len(appended.pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+    pages = np.concatenate((last.pages[kept], appended.pages))
+    frame = np.concatenate((old_frame.astype(np.uint32), new_frame.astype(np.uint32)))
+    slot = np.concatenate((last.slot[kept], new_slot.astype(np.uint8)))
+    by_page = np.argsort(pages, kind="stable")
+    return PageIndex(last.page_count, pages[by_page], frame[by_page], slot[by_page], zeros, table)
 
 
 def _read(readers: SegmentReaders, index: PageIndex, positions: npt.NDArray[np.intp], base: BaseRam, verify: bool) -> Pages:
@@ -250,14 +267,14 @@ def _read_frame(
     if int(slots.max()) >= len(frame.pages) or not np.array_equal(frame.pages[slots], pages):
         raise CorruptSnapshot(f"The stored pages in {where} are damaged: a frame holds other pages than its index says.")
     below = base.read(frame.pages) if needs_base(frame.codec) else base.pages[:0]
-    content = decode_pages(frame, below, where)[slots]
-    if verify and not np.array_equal(page_hashes(content), frame.hashes[slots]):
+    content, hashes = decode_pages(frame, below, where), frame.hashes
+    if len(slots) < len(frame.pages):
+        content, hashes = content[slots], hashes[slots]
+    elif not np.array_equal(slots, np.arange(len(slots))):
+        raise CorruptSnapshot(f"The stored pages in {where} are damaged: a frame's pages are out of order.")
+    if verify and not np.array_equal(page_hashes(content), hashes):
         raise CorruptSnapshot(
             f"The stored pages in {where} are damaged: a page's checksum does not hold.",
             hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
         )
     out[rows] = content
-
-
-#: What a capture writes; chosen by measurement (docs/adr).
-CODEC = Codec.ZSTD

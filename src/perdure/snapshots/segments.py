@@ -13,8 +13,9 @@ Layout (little endian, everything aligned to 8 bytes)::
 ``check`` covers the header before it and both tables; the page hashes cover the payload after decoding. A page is believed only
 when both hold and the frame says that the page is the one the index meant.
 
-Codecs: ``RAW`` is the pages; ``WORDS`` is, against the base's pages, a bitmap of the 64-bit words that differ and those words
-(many pages that a guest touches differ from the base in a few places); ``ZSTD`` and ``WORDS_ZSTD`` are the same, compressed.
+Codecs: ``RAW`` is the pages; ``WORDS`` is, against the base's pages, a bitmap of the 64-bit words that differ and those words;
+``ZSTD`` and ``WORDS_ZSTD`` are the same, compressed. Most pages that a guest touches differ from the base in a few words, and
+``WORDS`` costs a fifth of compression. ``choose`` picks; sparse and dense pages do not share a frame.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 
 FRAME_PAGES = 64
 WORDS_PER_PAGE = PAGE_SIZE // 8
+#: A page that differs from the base in at most so many words is sparse.
+SPARSE_WORDS = WORDS_PER_PAGE // 4
 
 _MAGIC = b"PDRSEG01"
 _SEGMENT_HEADER = 64
@@ -45,6 +48,7 @@ _FRAME_MAGIC = b"FRM1"
 _FRAME = struct.Struct("<4sHBBII")
 _FRAME_HEADER = _FRAME.size + 8
 _ZSTD_LEVEL = 1
+_WORTH_COMPRESSING = 0.85  # of the size, in two pages of a frame: random data is stored as it is
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -83,6 +87,15 @@ class EncodedFrame:
     count: int
 
 
+def choose(content: Pages, *, sparse: bool) -> Codec:
+    """The codec for one frame's pages."""
+    if sparse:
+        return Codec.WORDS
+    sample = np.ascontiguousarray(content[:: max(1, len(content) // 2)][:2])
+    compressed = len(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(sample.data))
+    return Codec.ZSTD if compressed < _WORTH_COMPRESSING * sample.nbytes else Codec.RAW
+
+
 def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) -> EncodedFrame:
     """One frame of at most 64 pages, padded. ``base`` is the base's content of the same pages. ``content`` is not copied."""
     if not 0 < len(pages) <= FRAME_PAGES:
@@ -114,7 +127,10 @@ def decode_head(data: memoryview, where: str) -> Frame:
 
 
 def decode_pages(frame: Frame, base: Pages, where: str) -> Pages:
-    """The content of all pages of a frame; ``base`` is the base's content of ``frame.pages``. Hashes are not checked here."""
+    """The content of all pages of a frame. Hashes are not checked here.
+
+    ``base`` is a copy of the base's content of ``frame.pages``, which is overwritten; it may be empty unless ``needs_base``.
+    """
     count = len(frame.pages)
     try:
         return _unpack(frame, base, count)
@@ -234,9 +250,8 @@ def _unpack(frame: Frame, base: Pages, count: int) -> Pages:
     bits = np.frombuffer(payload, np.uint8, count * WORDS_PER_PAGE // 8)
     mask = np.unpackbits(bits).view(bool).reshape(count, WORDS_PER_PAGE)
     words = np.frombuffer(payload, np.uint64, -1, len(bits))
-    out = np.array(base, dtype=np.uint8, order="C").reshape(count, PAGE_SIZE)
-    out.view(np.uint64)[mask] = words
-    return out
+    base.view(np.uint64)[mask] = words
+    return base
 
 
 def _aligned(size: int) -> int:
