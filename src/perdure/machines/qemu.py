@@ -95,7 +95,7 @@ class QemuDriver:
             kvm=spec.accelerator is Accelerator.KVM,
         )
         with open_handles(spec) as handles:
-            starting = Starting(group, wrapping)
+            starting = Starting(spec, group, wrapping)
             argv = [str(binary.path), *arguments(self._invocation(spec, start, binary, handles.inherited))]
             starting.spawn(argv, handles)
         try:

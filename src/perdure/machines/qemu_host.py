@@ -58,10 +58,10 @@ def check_spec(spec: LaunchSpec) -> None:
         raise InvalidRequest(
             f"{spec.shape.vcpus} vCPUs are not possible on this host's {cpus} CPUs.", hint=f"Ask for 1 to {cpus * 4}."
         )
-    try:
-        size = spec.ram.path.stat().st_size
-    except FileNotFoundError:
-        raise NotFound(f"{spec.ram.path.name} does not exist.", internal=str(spec.ram.path)) from None
+    for path in (spec.ram.path, spec.shape.kernel, spec.shape.initrd, spec.shape.agent_disk):
+        if not path.is_file():
+            raise NotFound(f"{path.name} does not exist.", internal=str(path))
+    size = spec.ram.path.stat().st_size
     if size != wanted:
         raise InvalidRequest(
             f"The memory file {spec.ram.path.name} has {size} bytes, but a machine of {spec.shape.memory_mib} MiB needs {wanted}."

@@ -78,6 +78,13 @@ def forget(spec: LaunchSpec) -> None:
     _ours.discard(guest_name(spec))
 
 
+async def kill_start(spec: LaunchSpec) -> None:
+    """Kill whatever a start that broke off has left: a jailer's child is not known before the jailer tells."""
+    mark = token(spec.run_dir.parent)
+    found = await asyncio.to_thread(_processes, mark)
+    await _kill([pid for pid, name in found if name == spec.name], mark)
+
+
 async def sweep(run_root: Path, keep: Collection[str] = ()) -> Swept:
     """Kill VMMs that an earlier server left under ``run_root`` and remove their directories and groups.
 
@@ -87,13 +94,17 @@ async def sweep(run_root: Path, keep: Collection[str] = ()) -> Swept:
     mark = token(run_root)
     found = await asyncio.to_thread(_processes, mark)
     doomed = [(pid, name) for pid, name in found if not _kept(name, mark, keep)]
-    watched = [process for pid, _ in doomed if (process := _watch(pid, mark)) is not None]
+    await _kill([pid for pid, _ in doomed], mark)
+    directories, groups = await asyncio.to_thread(_remove_traces, run_root, mark, keep)
+    return Swept(tuple(sorted({name for _, name in doomed})), directories, groups)
+
+
+async def _kill(pids: list[int], mark: str) -> None:
+    watched = [process for pid in pids if (process := _watch(pid, mark)) is not None]
     for process in watched:
         process.kill()
     for process in watched:
         await wait_for_exit(process)
-    directories, groups = await asyncio.to_thread(_remove_traces, run_root, mark, keep)
-    return Swept(tuple(sorted({name for _, name in doomed})), directories, groups)
 
 
 def _kept(name: str, mark: str, keep: Collection[str]) -> bool:

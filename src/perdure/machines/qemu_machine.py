@@ -76,6 +76,7 @@ class QemuMachine:
         self._ending: EventKind | None = None
         self._dead = asyncio.Event()
         self._clean = False
+        self._stopping = False
         self._spent_fdsets: list[int] = []
         page_count = (spec.shape.memory_mib << 20) // PAGE_SIZE
         self.memory = ProcessMemory(self.pid, spec.ram.path.stat().st_ino, page_count, parts.vmm.is_alive)
@@ -127,18 +128,18 @@ class QemuMachine:
         if self.state is MachineState.RUNNING:
             # Stopping flushes the disk; what can be flushed while the guest still runs does not lengthen the pause.
             await asyncio.to_thread(self._disk.flush_file)
-        await self._qmp.execute("stop")
+        self._stopping = True
+        try:
+            await self._qmp.execute("stop")
+        finally:
+            self._stopping = False
         self._check_alive()
         self.state = MachineState.PAUSED
 
     async def resume(self) -> None:
         self._require("resume", MachineState.PAUSED, MachineState.NO_SPACE, MachineState.RUNNING)
-        before, self.state = self.state, MachineState.RUNNING  # an event may stop it again before the answer is seen
-        try:
-            await self._qmp.execute("cont")
-        except QmpError:
-            self.state = before
-            raise
+        # The state follows QEMU's own RESUME event: a late word of an earlier disk error must not be taken for a new one.
+        await self._qmp.execute("cont")
         # What could wait until the guest runs again: take away descriptors that a capture has used up.
         await self._disk.tidy()
         while self._spent_fdsets:
@@ -238,6 +239,10 @@ class QemuMachine:
             if self._ending is None:
                 self._ending = EventKind.PANIC
                 self._emit(EventKind.PANIC, self.console())
+        elif name == "RESUME":
+            self.state = MachineState.RUNNING
+        elif name == "STOP":
+            self._on_stop()
         elif name == "BLOCK_IO_ERROR":
             self._on_io_error(data)
         elif name == "MIGRATION":
@@ -255,6 +260,12 @@ class QemuMachine:
             kind = EventKind.PANIC
         self._ending = kind
         self._emit(kind, self.console() if kind is EventKind.PANIC else "")
+
+    def _on_stop(self) -> None:
+        """Neither asked for nor told by a disk error before: the accelerator gave up on the guest."""
+        if self.state is MachineState.RUNNING and not self._stopping and self._ending is None:
+            self.state = MachineState.PAUSED
+            self._emit(EventKind.IO_ERROR, "the virtual machine monitor stopped the machine by itself")
 
     def _on_io_error(self, data: dict[str, Any]) -> None:
         if data.get("action") != "stop":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.core.errors import DeadlineExceeded, MachineDied, MachineFailed, NotFound
-from perdure.machines import cgroups, jail
+from perdure.machines import cgroups, jail, qemu_leftovers
 from perdure.machines.driver import ChannelName, LaunchSpec
 from perdure.machines.jail import Jail, JailKind
 from perdure.machines.process import Child, Tail, Watched, end_process, wait_for_exit
@@ -34,7 +34,8 @@ class Starting:
     qmp: QmpClient
     serial: Tail
 
-    def __init__(self, group: cgroups.Group, wrapping: Jail) -> None:
+    def __init__(self, spec: LaunchSpec, group: cgroups.Group, wrapping: Jail) -> None:
+        self._spec = spec
         self._group = group
         self._wrapping = wrapping
         self._machine: QemuMachine | None = None
@@ -113,6 +114,8 @@ class Starting:
         """Kill and reap what was started."""
         self.qmp.close()
         await end_process(self.child, self._vmm)
+        if self._vmm is None:
+            await qemu_leftovers.kill_start(self._spec)
         self.serial.close()
         self.child.stderr.close()
 
