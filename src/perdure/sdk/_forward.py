@@ -49,7 +49,7 @@ class AsyncForward:
     async def __aenter__(self) -> Self:
         host, port = self._local
         try:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            self._server = await asyncio.start_server(self._accept, host, port)
         except OSError as error:
             raise InvalidRequest(
                 f"The local port {host}:{port} cannot be used: {error.strerror}.", hint="Choose another local port, or 0 for any."
@@ -59,15 +59,20 @@ class AsyncForward:
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._connections:
+        connections = tuple(self._connections)
+        for task in connections:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*connections, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Tasks of our own: asyncio complains on stderr about one of its own that is cancelled (before Python 3.12).
+        task = asyncio.create_task(self._serve(reader, writer), name="perdure-forward")
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: writer.close())  # also when it was cancelled before its first step
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with await self._open() as websocket:
                 await _pump(reader, writer, websocket)
@@ -77,9 +82,6 @@ class AsyncForward:
                 self.on_error(error)
         except (ConnectionClosed, ConnectionError):
             pass
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _open(self) -> ClientConnection:
         uri = self._target.websocket_url + self._path
