@@ -140,6 +140,7 @@ class MemoryGuest:
         command = Command(spec, 100 + len(self.world.commands))
         self.world.commands[spec.exec_id] = command
         command.task = asyncio.create_task(self._run(command))
+        await asyncio.sleep(0)  # a command that does not exist is known not to before anybody looks
         for limit, end in ((spec.run_limit_s, ExecEnd.RUN_LIMIT), (spec.idle_limit_s, ExecEnd.IDLE_LIMIT)):
             if limit is not None:
                 asyncio.get_running_loop().call_later(limit, command.end, end, 143, 15, f"it ran into its limit of {limit:g} s")
@@ -147,8 +148,13 @@ class MemoryGuest:
 
     async def _run(self, command: Command) -> None:
         spec = command.spec
-        lines = [list(spec.argv)] if spec.argv is not None else [shlex.split(part) for part in (spec.shell or "").split(";")]
         code = 0
+        try:
+            lines = [list(spec.argv)] if spec.argv is not None else [shlex.split(part) for part in (spec.shell or "").split(";")]
+        except ValueError as error:
+            command.put("stderr", f"syntax error: {error}\n".encode())
+            command.end(ExecEnd.EXITED, 2)
+            return
         for words in lines:
             if words:
                 try:

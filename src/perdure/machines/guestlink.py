@@ -311,7 +311,7 @@ class GuestLink(GuestFiles):
         self._control.release()
 
     async def thaw(self) -> float:
-        """After a checkpoint (or a capture that was given up): repair the clock, then thaw. Returns the clock's step in seconds."""
+        """After a checkpoint (or a capture that was given up): repair the clock, then thaw. Returns its step in seconds."""
         await self._await_ready()
         sent = self._wall_ns()
         reply = await self._control.call({"op": Call.THAW, "host_ns": sent}, self._unresponsive_s)

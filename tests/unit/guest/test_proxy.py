@@ -18,7 +18,8 @@ def test_connect_to_an_ipv6_address() -> None:
 
 
 def test_a_plain_request_is_sent_in_origin_form_for_one_connection() -> None:
-    head = b"POST http://user:pw@h.example:81/a/b?c=d HTTP/1.1\r\nHost: h.example:81\r\nProxy-Connection: keep-alive\r\nContent-Length: 2"
+    headers = [b"Host: h.example:81", b"Proxy-Connection: keep-alive", b"Content-Length: 2"]
+    head = b"\r\n".join([b"POST http://user:pw@h.example:81/a/b?c=d HTTP/1.1", *headers])
     target = parse_head(head, b"ok")
     assert (target.host, target.port, target.tunnel) == ("h.example", 81, False)
     assert target.first == b"POST /a/b?c=d HTTP/1.1\r\nHost: h.example:81\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
