@@ -318,6 +318,7 @@ def _capability_prefix(need: Right, entry: pwd.struct_passwd) -> tuple[str, ...]
             caps = f"-all,+{name}"
             return (
                 *("setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"),
+                "--securebits=+no_setuid_fixup",  # else access(2), by which initdb looks for postgres, ignores capabilities
                 *(f"--bounding-set={caps}", f"--inh-caps={caps}", f"--ambient-caps={caps}", "--"),
             )
     raise HostUnfit(
