@@ -73,6 +73,8 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, PerdureError):  # raised while FastAPI read the body
+            return error_response(error.__cause__)
         if error.status_code == 404:
             return error_response(NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
         if error.status_code == 405:

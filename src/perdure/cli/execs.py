@@ -15,7 +15,7 @@ import typer
 from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, swallow_stdout, wants_json
 from perdure.cli.workspaces import Name, find, pairs, tell_losses
 from perdure.core.errors import Conflict, InvalidRequest, NotFound, PerdureError
-from perdure.sdk import CommandHandle, CommandResult, Workspace
+from perdure.sdk import CommandHandle, CommandResult, StillRunning, Workspace
 from perdure.wire import public
 from perdure.wire.node import ExecEnd
 
@@ -111,6 +111,8 @@ def _follow(workspace: Workspace, handle: CommandHandle, timeout: float | None, 
             dump(document(result, handle))
             return Status(_code(result.exit_code))
         outcome = _copy_output(handle, timeout)
+    except StillRunning as error:
+        raise _waiting(workspace, error) from error
     except KeyboardInterrupt:
         return _interrupted(workspace, handle, ours=ours)
     except BrokenPipeError:  # the reader of our output left, as in `… | head`
@@ -134,6 +136,12 @@ def _copy_output(handle: CommandHandle, timeout: float | None) -> public.ExecOut
     if handle.outcome is None:
         raise handle.still_running(timeout)
     return handle.outcome
+
+
+def _waiting(workspace: Workspace, error: StillRunning) -> StillRunning:
+    """The same error with a hint for the command line."""
+    error.hint = f"Follow it with 'perdure exec {workspace.name} --attach {error.exec_id}'; Ctrl-C there leaves it running."
+    return error
 
 
 def _ended(outcome: public.ExecOutcome) -> str:

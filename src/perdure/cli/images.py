@@ -76,7 +76,7 @@ def _build(spec: public.BuildImage, show: Sink) -> public.ImageInfo:
 
 
 def _json_lines(event: public.BuildEvent) -> None:
-    if event.type != "heartbeat":
+    if event.type not in {"heartbeat", "done"}:  # the last line is printed by the caller
         dump(event.model_dump(mode="json", exclude_unset=True))
 
 

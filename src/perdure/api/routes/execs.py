@@ -58,16 +58,18 @@ async def start_exec(ref: str, body: public.StartExec, call: Call) -> Response:
 
 
 @router.get("")
-async def list_execs(ref: str, call: Call) -> public.ExecList:
+async def list_execs(ref: str, response: Response, call: Call) -> public.ExecList:
     """Running commands and the recent finished ones whose output is still kept."""
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         execs = await awake.guest.list_execs()
         return public.ExecList(execs=[render.exec_info(one, awake.workspace.generation) for one in execs])
 
 
 @router.get("/{exec_id}")
-async def get_exec(ref: str, exec_id: str, call: Call) -> public.ExecInfo:
+async def get_exec(ref: str, exec_id: str, response: Response, call: Call) -> public.ExecInfo:
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         return render.exec_info(await _find(awake.guest, exec_id), awake.workspace.generation)
 
 
@@ -106,16 +108,18 @@ async def write_stdin(
 
 
 @router.post("/{exec_id}/signal")
-async def signal_exec(ref: str, exec_id: str, body: public.SignalExec, call: Call) -> public.Done:
+async def signal_exec(ref: str, exec_id: str, body: public.SignalExec, response: Response, call: Call) -> public.Done:
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         await awake.guest.signal_exec(ExecId(exec_id), body.signal)
     return public.Done()
 
 
 @router.post("/{exec_id}/kill")
-async def kill_exec(ref: str, exec_id: str, call: Call) -> public.Done:
+async def kill_exec(ref: str, exec_id: str, response: Response, call: Call) -> public.Done:
     """End everything the command started: SIGTERM, then SIGKILL after its grace."""
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         await awake.guest.kill_exec(ExecId(exec_id))
     return public.Done()
 

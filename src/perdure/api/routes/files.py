@@ -104,12 +104,14 @@ async def list_dir(ref: str, path: GuestPath, response: Response, call: Call) ->
 async def make_dir(
     ref: str,
     path: GuestPath,
+    response: Response,
     call: Call,
     parents: Annotated[bool, Query()] = True,
     mode: Annotated[str | None, Query(description="Octal, default 755.")] = None,
 ) -> public.Done:
     """Make a directory; one that exists already is fine with ``parents``."""
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         await awake.guest.make_dir(path, parents=parents, mode=_mode(mode, 0o755) or 0)
     return public.Done()
 
@@ -118,6 +120,7 @@ async def make_dir(
 async def rename(
     ref: str,
     request: Request,
+    response: Response,
     call: Call,
     source: Annotated[str, Query()],
     destination: Annotated[str, Query()],
@@ -125,13 +128,17 @@ async def rename(
     """Replaces the destination, atomically."""
     old, new = check_path(exact_query(request, "source")), check_path(exact_query(request, "destination"))
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         await awake.guest.rename(old, new)
     return public.Done()
 
 
 @router.delete("")
-async def remove(ref: str, path: GuestPath, call: Call, recursive: Annotated[bool, Query()] = False) -> public.Done:
+async def remove(
+    ref: str, path: GuestPath, response: Response, call: Call, recursive: Annotated[bool, Query()] = False
+) -> public.Done:
     """Remove a file, link or empty directory; with ``recursive`` also a full one."""
     async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
         await awake.guest.remove(path, recursive=recursive)
     return public.Done()

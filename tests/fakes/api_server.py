@@ -1,0 +1,96 @@
+"""The real HTTP server over fake services, in a thread with an event loop of its own: for sync, async and CLI clients alike."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from perdure.api.server import ApiServer
+from perdure.api.services import Services
+from perdure.core.config import Settings
+from tests.fakes.workspaces import FakeImages, FakeWorkspaces, fake_services
+
+Result = TypeVar("Result")
+DEADLINE_S = 60
+
+
+class FakeServer:
+    """``with FakeServer(settings) as server``: serves until the block ends. ``workspaces`` may be looked at and changed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.services: Services
+        self.workspaces: FakeWorkspaces
+        self._server: ApiServer | None = None
+
+    @property
+    def images(self) -> FakeImages:
+        assert isinstance(self.services.images, FakeImages)
+        return self.services.images
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.port}"
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Run a coroutine function in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(DEADLINE_S)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until something holds inside the server; looked at between its events."""
+
+        async def watch() -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                while not condition():  # noqa: ASYNC110 - the fakes have no events for everything
+                    await asyncio.sleep(0.01)
+
+        self.run(watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.start()
+        return self
+
+    def reset(self) -> None:
+        """Forget all workspaces and images."""
+
+        async def forget() -> None:
+            self.workspaces.__init__()  # type: ignore[misc]
+            self.images.__init__()  # type: ignore[misc]
+
+        self.run(forget)
+
+    def start(self) -> None:
+        """Serve; after ``stop`` again, with the same workspaces."""
+
+        async def begin() -> None:
+            if not hasattr(self, "services"):
+                self.services, self.workspaces = fake_services(self.settings)
+            self._server = ApiServer(self.services)
+            await self._server.start()
+
+        self.run(begin)
+
+    def stop(self) -> None:
+        async def end() -> None:
+            assert self._server is not None
+            await self._server.stop()
+
+        self.run(end)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+        async def cancel() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        self.run(cancel)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
