@@ -233,8 +233,7 @@ async def _build(picked: Path, scratch: Path, mode: Mode) -> AgentRelease:
 def _fill(tree: Path, picked: Path) -> None:
     for name in _MOUNT_POINTS:
         (tree / name).mkdir(parents=True)
-    with tarfile.open(picked) as source:
-        source.extractall(tree, filter="tar")
+    _unpack(picked, tree)
     for name, target in _LINKS.items():
         (tree / name).symlink_to(target)
     for name, path in guest_sources().items():
@@ -253,6 +252,22 @@ def _fill(tree: Path, picked: Path) -> None:
     (tree / "etc/perdure-release").write_text(f"sources={sources_digest()}\n")
     (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (tree / "etc/group").write_text("root:x:0:\ntty:x:5:\n")
+
+
+def _unpack(picked: Path, tree: Path) -> None:
+    """Files and links of our own tar. Not ``extractall``: its filters are missing in Debian 12's Python."""
+    with tarfile.open(picked) as source:
+        for member in source:
+            path = tree / member.name
+            if not path.resolve().is_relative_to(tree.resolve()):
+                raise BuildFailed(f"The package file {member.name} would leave the agent disk.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = source.extractfile(member) if member.isreg() else None
+            if stream is None:
+                path.symlink_to(member.linkname)
+            else:
+                path.write_bytes(stream.read())
+                path.chmod(member.mode & 0o777)
 
 
 def _kernel_version(tree: Path) -> str:

@@ -1,16 +1,19 @@
 """Debian trees without touching the host: mmdebstrap, as root or in a user namespace, and its tar made into an ext4 disk.
 
 As root, mmdebstrap runs in mount and PID namespaces of its own, so that a build killed at any instant leaves no mount behind and
-no process. As an ordinary user it needs a range of subordinate ids (package uidmap) or fakechroot; otherwise HostUnfit says so.
+no process. As an ordinary user it needs a range of subordinate ids (package uidmap); otherwise HostUnfit says so. fakechroot is
+no way out: it mixes the host's C library with the image's, which fails as soon as they differ.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import shlex
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +31,11 @@ _SUBORDINATE_IDS = 65536
 class Mode(StrEnum):
     ROOT = "root"
     UNSHARE = "unshare"
-    FAKECHROOT = "fakechroot"
+
+    @property
+    def as_root(self) -> list[str]:
+        """Prefix of a command that must see itself as root, with all users there are."""
+        return [] if self is Mode.ROOT else ["unshare", "--map-root-user", "--map-auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +49,49 @@ class Tree:
     hooks: Sequence[str] = ()
 
 
-def choose_mode() -> Mode:
+async def choose_mode() -> Mode:
     """How this user may build, or HostUnfit with what is missing."""
     if os.geteuid() == 0:
         return Mode.ROOT
-    if shutil.which("newuidmap") and _has_subordinate_ids():
-        return Mode.UNSHARE
-    if shutil.which("fakechroot") and shutil.which("fakeroot"):
-        return Mode.FAKECHROOT
-    raise HostUnfit(
-        "Building an image as an ordinary user needs subordinate user ids, but this user has none or newuidmap is missing.",
-        hint="Run 'sudo apt-get install uidmap' and 'sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
-        f"{getpass.getuser()}', or run the build with sudo.",
-    )
+    require("newuidmap", "uidmap")
+    names = _own_names()
+    if not all(has_subordinate_ids(path, names) for path in (Path("/etc/subuid"), Path("/etc/subgid"))):
+        raise HostUnfit(
+            f"Building an image as an ordinary user needs subordinate user ids, and {names[0]} has none.",
+            hint=f"Run 'sudo usermod --add-subuids 200000-265535 --add-subgids 200000-265535 {names[0]}', or build with sudo.",
+        )
+    try:
+        await run([*Mode.UNSHARE.as_root, "true"], what="A user namespace")
+    except CommandFailed as error:
+        raise HostUnfit(
+            "This host does not let an ordinary user make a user namespace, so no image can be built without root.",
+            hint="Build with sudo, or allow it: sudo sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=1000.",
+            internal=error.message,
+        ) from error
+    return Mode.UNSHARE
 
 
-def _has_subordinate_ids() -> bool:
-    names = (getpass.getuser(), str(os.geteuid()))
-    for path in (Path("/etc/subuid"), Path("/etc/subgid")):
-        try:
-            ranges = [line.split(":") for line in path.read_text().splitlines()]
-        except OSError:
-            return False
-        if not any(entry[0] in names and int(entry[2]) >= _SUBORDINATE_IDS for entry in ranges if len(entry) == 3):
-            return False
-    return True
+def _own_names() -> tuple[str, ...]:
+    number = os.geteuid()
+    try:
+        return pwd.getpwuid(number).pw_name, str(number)
+    except KeyError:  # a user id without an account, as in containers
+        return (str(number),)
+
+
+def has_subordinate_ids(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether /etc/subuid or /etc/subgid gives one of the names enough ids for a Debian system."""
+    try:
+        ranges = [line.split(":") for line in path.read_text().splitlines()]
+    except OSError:
+        return False
+    return any(len(entry) == 3 and entry[0] in names and int(entry[2]) >= _SUBORDINATE_IDS for entry in ranges)
+
+
+async def remove_all(paths: Sequence[Path], mode: Mode) -> None:
+    """Remove directories of earlier builds, whoever owns what is in them."""
+    if paths:
+        await run([*mode.as_root, "rm", "-rf", "--one-file-system", *map(str, paths)], what="Removing what an earlier build left")
 
 
 async def make_tree(tree: Tree, mode: Mode, *, what: str, on_line: LineSink | None = None) -> None:
@@ -95,7 +120,21 @@ async def make_tree(tree: Tree, mode: Mode, *, what: str, on_line: LineSink | No
         str(tree.output),
         str(sources),
     ]
-    await run(argv, what=what, on_line=on_line, env=_environment(tree.scratch))
+    with _work_dir(tree.scratch, mode) as work:
+        await run(argv, what=what, on_line=on_line, env=_environment(work))
+
+
+@contextmanager
+def _work_dir(scratch: Path, mode: Mode) -> Iterator[Path]:
+    """Where mmdebstrap unpacks. In a user namespace it is somebody else, who cannot pass a directory closed to others, as home
+    directories often are; then it works in a directory of its own under /tmp, which it empties itself, also when ended."""
+    closed = [place for place in scratch.parents if not place.stat().st_mode & 0o001]
+    if mode is Mode.ROOT or not closed:
+        yield scratch
+        return
+    with tempfile.TemporaryDirectory(prefix="perdure-build-", ignore_cleanup_errors=True) as work:
+        Path(work).chmod(0o755)
+        yield Path(work)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -109,13 +148,14 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 async def _contained(mode: Mode) -> list[str]:
-    """Root only: namespaces that die with us. A container that may not make them gets none."""
+    """What makes the build end with us. As root: namespaces, killed as a whole; a container that may not make them gets none.
+    Otherwise mmdebstrap is told to end, because only it can remove what it made under other user ids."""
     setpriv = shutil.which("setpriv")
-    parent_death = [setpriv, "--pdeathsig", "TERM"] if setpriv else []
+    parent_death = [setpriv, "--pdeathsig", "KILL" if mode is Mode.ROOT else "TERM"] if setpriv else []
     unshare = shutil.which("unshare")
     if mode is not Mode.ROOT or unshare is None:
         return parent_death
-    namespaces = [unshare, "--mount", "--pid", "--fork", "--kill-child=SIGTERM", "--mount-proc"]
+    namespaces = [unshare, "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
     try:
         await run([*namespaces, "true"], what="A private mount namespace")
     except CommandFailed:
@@ -149,9 +189,4 @@ async def make_ext4(disk: Ext4, mode: Mode, scratch: Path, *, what: str) -> None
         f"{mkfs} -q -F -L {disk.label} -U {disk.uuid} -E hash_seed={disk.uuid},root_owner=0:0 {options} "
         f"-d {quoted['tree']} {quoted['out']} {disk.size}"
     )
-    prefix = {
-        Mode.ROOT: [],
-        Mode.UNSHARE: ["unshare", "--map-root-user", "--map-auto"],
-        Mode.FAKECHROOT: ["fakeroot", "--"],
-    }[mode]
-    await run([*prefix, "sh", "-c", script], what=what, env=_environment(scratch))
+    await run([*mode.as_root, "sh", "-c", script], what=what, env=_environment(scratch))

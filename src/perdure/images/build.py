@@ -16,7 +16,7 @@ from perdure.core import files
 from perdure.core.errors import NoSpace, NotFound
 from perdure.images import agentdisk
 from perdure.images.agentdisk import AgentRelease
-from perdure.images.bootstrap import choose_mode
+from perdure.images.bootstrap import choose_mode, remove_all
 from perdure.images.model import Image
 from perdure.images.progress import Progress, ProgressSink, Step, silent
 from perdure.images.recipe import Recipe
@@ -47,13 +47,14 @@ async def build_image(recipe: Recipe, store: ImageStore, options: BuildOptions |
     options = options or BuildOptions()
     name = options.name or recipe.name
     async with store.only_one("build"):
-        await asyncio.to_thread(store.sweep)
         present = current(recipe, store, name)
         if present is not None and options.if_missing and is_current_agent(present, store):
             return present
         _check_room(store.root)
+        mode = await choose_mode()
+        await remove_all(store.left_builds(), mode)
+        await asyncio.to_thread(store.sweep)
         with store.scratch("build") as scratch:
-            mode = choose_mode()
             release = await agentdisk.ensure_release(store.root, scratch, mode, options.progress)
             root = _reuse(present) if present is not None and options.if_missing else None
             if root is None:

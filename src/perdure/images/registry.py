@@ -164,6 +164,11 @@ class ImageStore:
                     removed.append(path.name)
         return tuple(removed)
 
+    def left_builds(self) -> tuple[Path, ...]:
+        """Directories of builds whose process is gone."""
+        folder = self.root / "tmp"
+        return tuple(path for path in (sorted(folder.iterdir()) if folder.is_dir() else ()) if not _is_locked(path))
+
     def _is_debris(self, path: Path) -> bool:
         if path.parent == self.root / "blobs":
             return not (path / "image.json").is_file()

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from perdure.images.progress import Progress, Step
 from perdure.images.recipe import Recipe, RecipeFile
 from perdure.images.registry import ImageStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TINY = Recipe(
     name="tiny",
@@ -132,3 +133,30 @@ async def test_cancelling_a_build_leaves_nothing(store: ImageStore) -> None:
     assert rest_of(store) == []
     mounted = Path("/proc/self/mounts").read_text()
     assert str(store.root) not in mounted
+
+
+BUILDER = """
+import asyncio, sys
+from pathlib import Path
+from perdure.images.build import BuildOptions, build_image
+from perdure.images.recipe import Recipe
+from perdure.images.registry import ImageStore
+tell = lambda event: print(event.detail, flush=True)
+asyncio.run(build_image(Recipe(name="tiny"), ImageStore(Path(sys.argv[1])), BuildOptions(progress=tell)))
+"""
+
+
+async def test_a_killed_build_leaves_no_process_and_no_mount_and_is_swept(store: ImageStore) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", BUILDER, str(store.root), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(240):
+        while b"extracting archives" not in await process.stdout.readline():
+            pass
+    process.kill()
+    async with asyncio.timeout(60):
+        await process.wait()
+        await process.stdout.read()  # its end: nobody below holds it any more
+    assert str(store.root) not in Path("/proc/self/mounts").read_text()
+    assert len(store.left_builds()) == 1
+    assert len(store.sweep()) == 1
+    assert rest_of(store) == []
