@@ -45,6 +45,7 @@ async def scenario(simulation: Simulation) -> None:
     await simulation.write("a-1")
     await simulation.happen("a-1", "power_off")
     await simulation.pass_time(1000)
+    await simulation.wake("a")
     await simulation.delete("a")
 
 

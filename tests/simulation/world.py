@@ -10,12 +10,13 @@ from random import Random
 from typing import Any
 
 from perdure.core.errors import PerdureError
-from perdure.core.ids import NodeId, TenantId, WorkspaceId
+from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.db.database import Database
 from perdure.fleet.nodes import NodeRegistry
 from perdure.workspaces import lifecycle
 from perdure.workspaces.model import Context, CreateWorkspace, Recovery, Workspace, WorkspaceKind, WorkspaceState
 from perdure.workspaces.service import WorkspaceService
+from perdure.workspaces.store import SnapshotState
 from tests.fakes.control_plane import CTX, ControlPlane, bytes_of
 from tests.fakes.node import FakeNode
 from tests.simulation.fuse import Fuse, FusedDatabase, FusedNode, Killed
@@ -28,8 +29,9 @@ KILLED = (Killed, asyncio.CancelledError)
 class Facts:
     """What callers were told about one workspace."""
 
-    written: list[bytes] = field(default_factory=lambda: [b""])  # every acknowledged write, oldest first
-    captured: int = 0  # index of the value that the last acknowledged capture holds
+    written: list[bytes] = field(default_factory=list)  # every acknowledged write, oldest first
+    #: What the last acknowledged capture holds, or was written since. None: nobody was told that this workspace exists.
+    allowed: set[bytes] | None = None
     named: dict[str, bytes] = field(default_factory=dict)
     generation: int = 0
 
@@ -77,7 +79,7 @@ class Simulation:
     async def create(self, name: str) -> None:
         async def work() -> None:
             workspace, _ = await self.service.create(self.ctx, CreateWorkspace(name))
-            self.facts[workspace.id].generation = 1
+            self.facts[workspace.id] = Facts(allowed={b""}, generation=1)
 
         await self.attempt(work())
 
@@ -88,30 +90,33 @@ class Simulation:
             async with self.service.awake(self.ctx, name) as awake:
                 await awake.guest.write_file(PATH, bytes_of(value))
                 self._seen(awake.workspace)
-                self.facts[awake.workspace.id].written.append(value)  # the guest's write is done, whatever happens to us next
+                facts = self.facts[awake.workspace.id]
+                facts.written.append(value)
+                if facts.allowed is not None:
+                    facts.allowed.add(value)
 
         await self.attempt(work())
 
     async def checkpoint(self, name: str, label: str | None = None) -> None:
         async def work() -> None:
-            before = await self.service.get(self.ctx, name)
-            index = len(self.facts[before.id].written) - 1
-            await self.service.checkpoint(self.ctx, name, name=label)
-            facts = self.facts[before.id]
-            facts.captured = index
+            snapshot = await self.service.checkpoint(self.ctx, name, name=label)
+            facts = self.facts[snapshot.workspace_id]
+            facts.allowed = {self._stored(snapshot.id)}
             if label:
-                facts.named[label] = facts.written[index]
+                facts.named[label] = self._stored(snapshot.id)
 
         await self.attempt(work())
 
     async def sleep(self, name: str) -> None:
         async def work() -> None:
-            workspace, _ = await self.service.sleep(self.ctx, name)
-            facts = self.facts[workspace.id]
-            if workspace.state_detail == "":  # not rewound meanwhile
-                facts.captured = len(facts.written) - 1
+            workspace, snapshot = await self.service.sleep(self.ctx, name)
+            self.facts[workspace.id].allowed = {self._stored(snapshot.id)}
 
         await self.attempt(work())
+
+    def _stored(self, snapshot_id: SnapshotId) -> bytes:
+        found = self.node.stored[snapshot_id].files.get(PATH)
+        return bytes(found.content) if found else b""
 
     async def wake(self, name: str) -> None:
         async def work() -> None:
@@ -122,12 +127,9 @@ class Simulation:
 
     async def fork(self, name: str, count: int) -> None:
         async def work() -> None:
-            before = await self.service.get(self.ctx, name)
-            value = self.facts[before.id].written[-1]
             for child in await self.service.fork(self.ctx, name, count):
-                if isinstance(child, Workspace) and before.state is WorkspaceState.RUNNING:
-                    self.facts[child.id].written = [b"", value]
-                    self.facts[child.id].captured = 1
+                if isinstance(child, Workspace) and child.forked_from:
+                    self.facts[child.id].allowed = {self._stored(child.forked_from)}
 
         await self.attempt(work())
 
@@ -147,8 +149,6 @@ class Simulation:
             machine = self.node.machines.get(workspace.id)
             if machine is not None and machine.alive:
                 getattr(self.node, what)(workspace.id)
-                if what == "power_off":
-                    self.facts[workspace.id].captured = 0  # the disk is kept; memory is not, and the head is the disk's
                 for _ in range(5):
                     await asyncio.sleep(0)
                 await self.service.upkeep.drain()
@@ -207,6 +207,7 @@ class Simulation:
         store = self.plane.service._store
         rows = await store.on_node(self.node.node_id)
         assert {row.id for row in rows} == set(self.node.stored), "rows and files differ"
+        assert {row.state for row in rows} <= {SnapshotState.COMPLETE}, "something was begun and never ended"
 
     async def _check_nothing_lost(self, found: dict[WorkspaceId, Workspace]) -> None:
         values: dict[WorkspaceId, set[bytes]] = defaultdict(set)
@@ -216,18 +217,20 @@ class Simulation:
             if workspace.kind is WorkspaceKind.LOST and workspace.parent_id:
                 values[workspace.parent_id].add(value)
                 continue
-            facts = self.facts.get(workspace.id)
-            if facts is not None and value in facts.written:
-                at = len(facts.written) - 1 - facts.written[::-1].index(value)
-                assert at >= facts.captured, f"{workspace.name} woke before its last acknowledged capture"
+            if workspace.id in self.facts:
+                allowed = self.facts[workspace.id].allowed
+                assert allowed is None or value in allowed, (
+                    f"{workspace.name} woke before its last acknowledged capture: {value!r} not in {allowed}"
+                )
         for workspace_id, facts in self.facts.items():
             if workspace_id not in found:
                 continue
-            name, last = found[workspace_id].name, facts.written[-1]
-            kept = last in values[workspace_id] or len(facts.written) == 1
+            name = found[workspace_id].name
+            kept = not facts.written or facts.written[-1] in values[workspace_id]
             assert kept, f"the last value written to {name} is neither in it nor in a lost branch"
-            names = {snapshot.name for snapshot in await self.service.snapshots(self.ctx, workspace_id)}
-            assert set(facts.named) <= names, f"an acknowledged named snapshot of {name} is gone"
+            kept_ones = {one.name: one.id for one in await self.service.snapshots(self.ctx, workspace_id) if one.name}
+            for label, value in facts.named.items():
+                assert self._stored(kept_ones[label]) == value, f"an acknowledged named snapshot of {name} changed"
 
     async def _value(self, workspace: Workspace) -> bytes:
         """Wake it (every state has an exit) and read."""
