@@ -15,14 +15,16 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from perdure.core.config import Settings
-from perdure.core.errors import HostUnfit
+from perdure.core.errors import HostUnfit, PerdureError
+from perdure.sdk import AsyncClient, ServerUnreachable
 
 START_DEADLINE_S = 120.0
+ASK_EVERY_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +37,11 @@ def _serve(settings: Settings, log: Path) -> None:
     os.dup2(file, 2)
     from perdure import wiring
 
-    sys.exit(wiring.serve(settings))
+    try:
+        status = wiring.serve(settings)
+    except PerdureError as error:
+        sys.exit(error.message)
+    sys.exit(status)
 
 
 @contextmanager
@@ -69,44 +75,6 @@ async def _ended(process: BaseProcess, deadline_s: float) -> bool:
     return True
 
 
-async def _accepting(path: Path) -> None:
-    """Wait until something accepts at the Unix socket: woken by changes of its directory, not by a clock."""
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    with _changes(path.parent) as changed:
-        while True:
-            try:
-                _, writer = await asyncio.open_unix_connection(str(path))
-            except (FileNotFoundError, ConnectionRefusedError):
-                await changed.wait()
-                changed.clear()
-                continue
-            writer.close()
-            return
-
-
-@contextmanager
-def _changes(directory: Path) -> Iterator[asyncio.Event]:
-    """An event that is set whenever something in ``directory`` is made, moved in or changes its mode (inotify(7))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    attrib, moved_to, create = 0x4, 0x80, 0x100
-    fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0 or libc.inotify_add_watch(fd, os.fsencode(directory), attrib | moved_to | create) < 0:
-        raise OSError(ctypes.get_errno(), "inotify is not available")
-    changed = asyncio.Event()
-
-    def readable() -> None:
-        os.read(fd, 65536)
-        changed.set()
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, readable)
-    try:
-        yield changed
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-
-
 class Server:
     """A running server: its settings, its process, its log."""
 
@@ -122,19 +90,16 @@ class Server:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
 
     async def ready(self) -> None:
-        """Raises HostUnfit with the end of the server's log when it ends or does not listen in time."""
-        listening = asyncio.create_task(_accepting(self.settings.api_socket))
-        ended = asyncio.create_task(_ended(self._process, START_DEADLINE_S))
-        try:
-            await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not listening.done():
-                what = "ended" if ended.result() else f"did not listen within {START_DEADLINE_S:g} s"
-                raise HostUnfit(f"The server {what}. Its log ends with:\n{self.log_tail()}")
-            listening.result()
-        finally:
-            for task in (listening, ended):
-                task.cancel()
-            await asyncio.gather(listening, ended, return_exceptions=True)
+        """Raises HostUnfit with the end of the server's log when it ends or does not answer in time."""
+        async with AsyncClient(settings=self.settings) as client:
+            for _ in range(int(START_DEADLINE_S / ASK_EVERY_S)):
+                # A listening socket is nothing that the kernel tells of: wait for the process's end, and ask in between.
+                if await _ended(self._process, ASK_EVERY_S):
+                    raise HostUnfit(f"The server ended while it started. Its log ends with:\n{self.log_tail()}")
+                with suppress(ServerUnreachable):
+                    await client.health()
+                    return
+        raise HostUnfit(f"The server did not answer within {START_DEADLINE_S:g} s. Its log ends with:\n{self.log_tail()}")
 
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL at its deadline; returns whether it ended in order."""

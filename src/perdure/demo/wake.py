@@ -217,9 +217,9 @@ async def _large(bench: Bench, ws: AsyncWorkspace, size: int) -> list[Row]:
 async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
     """Asleep after one light script: bytes on disk, processes, their memory. The workspace is the only one."""
     await _light_script(ws)
+    pooled = len(observe.vmms(bench.server.pid)) - 1
     await ws.sleep()
-    waiting = bench.server.settings.pool_size
-    left = max(0, len(observe.vmms(bench.server.pid)) - waiting)
+    left = max(0, len(observe.vmms(bench.server.pid)) - pooled)
     return [
         Row("bytes of a sleeping workspace after the light script", bench.stored() / 1e6, "MB", goal=Goal(at_most=12)),
         Row("processes of a sleeping workspace", left, "processes", goal=Goal(at_most=0), note="the warm pool aside"),
@@ -229,6 +229,7 @@ async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
 async def _fleet(bench: Bench) -> list[Row]:
     """Many sleeping workspaces: what one costs, and that all of them, and the pool, lie on one base file."""
     before_bytes, before_memory = bench.stored(), observe.private_bytes(_servers(bench))
+    pooled = len(observe.vmms(bench.server.pid))
     fleet: list[AsyncWorkspace] = []
     for number in range(FLEET):
         if number % 10 == 0:
@@ -237,7 +238,7 @@ async def _fleet(bench: Bench) -> list[Row]:
         await fleet[-1].sleep()
     stored = (bench.stored() - before_bytes) / FLEET / 1e6
     memory = max(0, observe.private_bytes(_servers(bench)) - before_memory) / FLEET / 1e6
-    processes = max(0, len(observe.vmms(bench.server.pid)) - bench.server.settings.pool_size)
+    processes = max(0, len(observe.vmms(bench.server.pid)) - pooled)
     for ws in (fleet[0], fleet[-1]):
         await ws.wake()
     bases = observe.mapped_files(observe.vmms(bench.server.pid), "ram.base")
