@@ -25,7 +25,6 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/node/resident.py::Resident._await_room": "a period: nothing tells that a file system has room again",
         "src/perdure/node/resident.py::Resident._follow_pulse": "a period between pings",
         "tests/fakes/api_server.py::FakeServer.wait_for.watch": "looks at a condition inside the server between its events",
-        "tests/integration/images/test_build.py": "an advisory lock that the kernel frees sends no event",
         "tests/fakes/guest_agent.py::_child": "the kernel sends no event for a child's birth",
         "src/perdure/node/lease.py::LeaseKeeper._keep": "a period, not a wait: a lease is renewed by the clock",
         "src/perdure/sdk/_acompat.py::apause": "delay between retries of a call; the server has nothing to signal with",
