@@ -140,8 +140,13 @@ class ExecTable:
 
     def on_message(self, stream: int, message: dict[str, Any]) -> None:
         command = self._by_stream.get(stream)
-        if command is not None and message.get("ev") == "stdin_end":
+        if command is None:
+            return
+        if message.get("ev") == "stdin_end":
             command.end_stdin()
+        elif message.get("ev") == "detach":
+            self.on_gone(stream)
+            self._mux.reset(stream, Code.STALE, "detached")
 
     def on_room(self, stream: int) -> None:
         command = self._by_stream.get(stream)

@@ -144,6 +144,6 @@ class LinkExec:
         await self._stream.message({"ev": "stdin_end"})
 
     async def close(self) -> None:
-        """Detach; the command goes on."""
+        """Detach; the command goes on, and gets what was written before."""
         self._closed = True
-        await self._stream.close()
+        self._stream.leave({"ev": "detach"})

@@ -212,6 +212,13 @@ class LinkStream:
         if self._ended:
             self._over()
 
+    def leave(self, last: dict[str, Any]) -> None:
+        """Be done with the stream, after what was written and a last message; the guest ends it. Safe when it is over."""
+        if self._error is None and not self._ended and not self._sent_eof and self._mux.is_open(self._id):
+            self._mux.message(self._id, last)
+            self._wake_writer()
+        self.fail(MachineDied("The stream was closed."))
+
     async def close(self) -> None:
         self.abort("closed by the host")
 

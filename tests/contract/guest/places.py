@@ -87,9 +87,11 @@ async def collect(handle: Any) -> Done:
     events = [event async for event in handle.events()]
     await handle.close()
     output = {"stdout": b"", "stderr": b""}
+    lost = dict.fromkeys(output, 0)
     for event in events:
         if isinstance(event, ExecOutput):
-            assert event.offset == len(output[event.stream]) + event.gap
+            lost[event.stream] += event.gap
+            assert event.offset == len(output[event.stream]) + lost[event.stream]
             output[event.stream] += event.data
     assert isinstance(events[-1], ExecExited)
     return Done(events[-1], output["stdout"], output["stderr"], events)
