@@ -35,7 +35,6 @@ from perdure.workspaces.tools import Tools
 
 _log = logging.getLogger(__name__)
 
-PING_DEADLINE_S = 5.0
 INTERRUPTED = "The server ended before the workspace did."
 
 InOwner = Callable[[WorkspaceId, Callable[[Owner], Awaitable[None]]], Awaitable[None]]
@@ -110,7 +109,9 @@ class Reconciler:
         mine = [machine for machine in machines if machine.generation == at.generation]
         others = len(machines) > len(mine)
         goes_on = mine and mine[0].alive and not others and at.state is not WorkspaceState.WAKING
-        if goes_on and not await self._is_captured(at, inventory) and await self._answers(at):
+        # One that we hold awake is believed: a slow guest is not a lost one, and the node tells us when it stops answering.
+        held = owner.live is not None and owner.live.generation == at.generation
+        if goes_on and not await self._is_captured(at, inventory) and (held or await self._answers(at)):
             return await self._adopt(owner, at, inventory)
         return await self._losses.settle(owner, at, Event.MACHINE_LOST, INTERRUPTED, inventory=inventory)
 
@@ -135,7 +136,7 @@ class Reconciler:
 
     async def _answers(self, at: Record) -> bool:
         try:
-            async with asyncio.timeout(PING_DEADLINE_S):
+            async with asyncio.timeout(self._tools.settings.unresponsive_s):
                 await self._tools.node(at).guest(at.id, at.generation).ping()
         except (PerdureError, TimeoutError):
             return False

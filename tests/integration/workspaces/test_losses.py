@@ -376,3 +376,17 @@ async def test_shutdown_keeps_its_deadline_and_the_next_start_repairs(plane: Con
     plane.node.crash()
     await plane.restart()
     assert await plane.state("demo") is HIBERNATED
+
+
+async def test_a_slow_guest_of_ours_is_not_taken_for_a_lost_one(plane: ControlPlane) -> None:
+    workspace, _ = await plane.create()
+    store = WorkspaceStore(plane.database)
+    await store.intend(await store.by_id(workspace.id), SnapshotId(plane.minted("snp")), SnapshotReason.AUTOMATIC)
+
+    async def silent() -> float:
+        raise MachineDied("No answer.")
+
+    plane.node.machines[workspace.id].guest.ping = silent  # type: ignore[method-assign]
+    await plane.service.upkeep.reconcile()
+    assert await plane.state("demo") is RUNNING
+    assert workspace.id in plane.node.machines
