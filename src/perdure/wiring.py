@@ -38,8 +38,8 @@ from perdure.images.model import Image
 from perdure.images.progress import ProgressSink, silent
 from perdure.images.registry import ImageStore
 from perdure.images.service import ImageService, as_event
-from perdure.machines.driver import Accelerator
 from perdure.machines.qemu import QemuConfig, QemuDriver
+from perdure.node import accelerator
 from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
 from perdure.node.supervisor import NodeParts, NodeSupervisor
@@ -149,7 +149,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database) -
             settings=settings,
             clock=clock,
             driver=driver,
-            accelerator=await _accelerator(settings, driver, image_store),
+            accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
             images=image_store,
             egress=EgressGateway(Dialer(EgressRules.parse(settings.egress_private_allow)), audit=_audit),
             selfservice=SelfService(guest_app, report=_report_defect),
@@ -190,9 +190,9 @@ def _driver(settings: Settings) -> QemuDriver:
 
 def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:
     async def make(image: Image, progress: ProgressSink = silent) -> GoldenSpec:
-        accelerator = await _accelerator(settings, driver, images)
+        verdict = await accelerator.choose(settings, driver, images)
         run_root = settings.run_dir / "vm"
-        return GoldenSpec(image, image.default_size, images, driver, accelerator, run_root, progress)
+        return GoldenSpec(image, image.default_size, images, driver, verdict.accelerator, run_root, progress)
 
     return make
 
@@ -204,11 +204,6 @@ def _node_id(settings: Settings, clock: Clock) -> NodeId:
         files.make_dir(settings.home)
         files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
     return NodeId(path.read_text().strip())
-
-
-async def _accelerator(settings: Settings, driver: QemuDriver, images: ImageStore) -> Accelerator:
-    """What the operator said, or what the probe finds."""
-    return Accelerator.TCG if settings.accelerator == "auto" else Accelerator(settings.accelerator)
 
 
 @contextmanager

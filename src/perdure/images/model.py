@@ -77,6 +77,11 @@ class Golden:
         return self.directory.name
 
     @property
+    def ref(self) -> str:
+        """What snapshots record: the name, and which RAM it was. One made again under the same name is another base."""
+        return f"{self.name}.{self.base_id[:16]}"
+
+    @property
     def ram(self) -> Path:
         return self.directory / "ram.base"
 

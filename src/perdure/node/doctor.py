@@ -15,6 +15,7 @@ from perdure.machines import cgroups
 from perdure.machines.driver import Accelerator, Limits
 from perdure.machines.jail import JailKind
 from perdure.machines.qemu import QemuDriver
+from perdure.node import accelerator
 from perdure.wire.node import Isolation
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
@@ -29,18 +30,18 @@ async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) ->
     checks: list[DoctorCheck] = []
     for check in (_qemu, _jail):
         checks.append(await _guarded(check.__name__.strip("_"), lambda check=check: check(driver)))  # type: ignore[misc]
-    accelerator = await _accelerator(settings, driver, images, checks)
+    chosen = await _accelerator(settings, driver, images, checks)
     checks += [_cgroups(), _build_tools(), _room(settings), _images(images)]
     return DoctorReport(
         ok=all(check.status is not CheckStatus.FAIL for check in checks),
-        isolation=None if accelerator is None else _grade(accelerator),
+        isolation=None if chosen is None else _grade(chosen),
         host=_host(),
         checks=checks,
     )
 
 
-def _grade(accelerator: Accelerator) -> Isolation:
-    return Isolation.VM_HARDWARE if accelerator is Accelerator.KVM else Isolation.VM_EMULATED
+def _grade(chosen: Accelerator) -> Isolation:
+    return Isolation.VM_HARDWARE if chosen is Accelerator.KVM else Isolation.VM_EMULATED
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[DoctorCheck]]) -> DoctorCheck:
@@ -74,7 +75,15 @@ async def _accelerator(
     """What workspaces will run on, with every attempt and why; None when nothing can run them."""
     if any(check.status is CheckStatus.FAIL for check in checks):
         return None
-    return Accelerator.TCG
+    try:
+        verdict = await accelerator.choose(settings, driver, images)
+    except PerdureError as error:
+        checks.append(DoctorCheck(name="accelerator", status=CheckStatus.FAIL, detail=error.message, hint=error.hint))
+        return None
+    for attempt in verdict.attempts:
+        status = CheckStatus.OK if attempt.works else CheckStatus.WARN
+        checks.append(DoctorCheck(name=attempt.accelerator.value, status=status, detail=attempt.reason))
+    return verdict.accelerator
 
 
 def _cgroups() -> DoctorCheck:

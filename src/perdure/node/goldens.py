@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from perdure.core.errors import CorruptSnapshot
 from perdure.images.golden import GoldenSpec, ensure_golden, golden_parts
 from perdure.images.model import Golden, Image
 from perdure.images.registry import ImageStore
@@ -34,7 +35,7 @@ class Origin:
     @property
     def key(self) -> tuple[str, str]:
         """Names the warm machines that can become a workspace of this origin."""
-        return (self.image.digest, self.golden.name)
+        return (self.image.digest, self.golden.ref)
 
 
 class Goldens:
@@ -61,17 +62,22 @@ class Goldens:
         self._origins[(digest, size)] = origin
         return origin
 
-    def at(self, origin: Origin, golden_name: str) -> Origin:
-        """The same origin on an older golden, which a snapshot lies on. Raises NotFound when that is gone."""
-        if golden_name == origin.golden.name:
+    def at(self, origin: Origin, golden_ref: str) -> Origin:
+        """The same origin on an older golden, which a snapshot lies on. Raises CorruptSnapshot when that is gone."""
+        if golden_ref == origin.golden.ref:
             return origin
-        golden = self.images.golden(origin.image, golden_name)
-        return Origin(origin.image, origin.size, golden, origin.fingerprint, origin.fingerprint_parts)
+        for golden in self.images.goldens(origin.image):
+            if golden.ref == golden_ref:
+                return Origin(origin.image, origin.size, golden, origin.fingerprint, origin.fingerprint_parts)
+        raise CorruptSnapshot(
+            f"The golden snapshot {golden_ref} of image {origin.image.digest[:12]}, which this snapshot lies on, is gone.",
+            hint="Restore the node's image directory; without it the snapshot cannot be used.",
+        )
 
     def base(self, origin: Origin, manifest: Manifest | None) -> Base:
         """What a run of this origin lies on; its disk may lie on an older golden than its memory."""
         image = origin.image
-        ref = BaseRef(image.digest, origin.golden.name)
+        ref = BaseRef(image.digest, origin.golden.ref)
         disk_ref = ref if manifest is None else manifest.disk_base
         below = origin.golden if disk_ref.golden is None else self.at(origin, disk_ref.golden).golden
         return Base(ram=self._ram(origin.golden.ram), ram_ref=ref, disks=below.disk(image), disk_ref=disk_ref)

@@ -188,8 +188,8 @@ class Resident:
         for task in [*self._tasks, *([self._collapse] if self._collapse else [])]:
             if task is not asyncio.current_task():
                 task.cancel()
+        await self.link.retire()
         await self.machine.kill()
-        await self.link.close()
         await asyncio.to_thread(lambda: self.run.end(keep_layers=keep_layers))
 
     # -------------------------------------------------------------------------------------------------------- by itself

@@ -23,7 +23,7 @@ from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
 from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
-from perdure.machines.driver import Accelerator, LaunchSpec, Machine, MachineDriver
+from perdure.machines.driver import Accelerator, LaunchSpec, Machine, MachineDriver, MachineState
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
@@ -226,8 +226,11 @@ class NodeSupervisor:
             del self._residents[resident.identity.workspace_id]
 
     async def salvage(self, workspace_id: WorkspaceId, generation: int, snapshot_id: SnapshotId) -> SnapshotFacts | None:
-        if workspace_id in self._residents:
+        resident = self._residents.get(workspace_id)
+        if resident is not None and resident.machine.state is not MachineState.DEAD:
             raise Conflict(f"Workspace {workspace_id} still runs.", hint="Stop it first, keeping its overlay.")
+        if resident is not None:
+            await self._forget(resident, keep_layers=True)
         now = self._parts.clock.now()
         return await asyncio.to_thread(self._store.salvage, workspace_id, generation, snapshot_id, now)
 

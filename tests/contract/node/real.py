@@ -1,0 +1,88 @@
+"""The bench over the real thing: supervisor, QEMU, the base image."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure.core.clock import SystemClock
+from perdure.core.config import Settings
+from perdure.core.ids import ExecId, NodeId, WorkspaceId
+from perdure.gateway.egress import Dialer, EgressGateway
+from perdure.gateway.selfservice import SelfService
+from perdure.images.registry import ImageStore
+from perdure.machines.driver import Accelerator
+from perdure.machines.qemu import QemuConfig, QemuDriver
+from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.wire.node import ExecSpec
+from tests.contract.node.benches import Bench
+
+
+async def _no_app(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("no test of the node calls the guest's API")
+
+
+def make_node(home: Path, **settings: Any) -> NodeSupervisor:
+    """A supervisor as ``wiring`` makes it, without a control plane. The image cache is the shared one."""
+    chosen = Settings(home=home, image_dir=Settings().images, **settings)
+    return NodeSupervisor(
+        NodeParts(
+            node_id=NodeId("nod_test"),
+            settings=chosen,
+            clock=SystemClock(),
+            driver=QemuDriver(QemuConfig()),
+            accelerator=Accelerator.TCG,
+            images=ImageStore(chosen.images),
+            egress=EgressGateway(Dialer()),
+            selfservice=SelfService(_no_app),
+        )
+    )
+
+
+class RealWorld:
+    forever = ("sleep", "100000")
+    machine_id_path = "/etc/machine-id"
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.node = make_node(home)
+        image = ImageStore(Settings().images).resolve("base")
+        self.image, self.size, self.disk_gib = image.digest, image.default_size, image.disk_gib
+
+    async def kill(self, workspace_id: WorkspaceId) -> None:
+        (machine,) = [one for one in (await self.node.inventory()).machines if one.workspace_id == workspace_id]
+        assert machine.pid is not None
+        os.kill(machine.pid, signal.SIGKILL)
+
+    async def reboot(self, workspace_id: WorkspaceId) -> None:
+        """As a careful user would: what was written is on the disk before the kernel goes down."""
+        guest = self.node.guest(workspace_id, 1)
+        spec = ExecSpec(ExecId("exe_reboot"), shell="sync; echo b > /proc/sysrq-trigger")
+        await guest.start_exec(spec)
+
+    async def crash(self) -> None:
+        """What SIGKILL leaves: dead VMMs, files as they are, a lock that the kernel has released; nothing is tidied."""
+        for pid in [*self.node.pids(), *self.node.pool_pids()]:
+            os.kill(pid, signal.SIGKILL)
+        before, self.node = self.node, make_node(self._home)
+        for resident in before._residents.values():
+            for task in resident._tasks:
+                task.cancel()
+            await resident.link.close()
+        await asyncio.to_thread(before._store.close)
+        await self.node.open()
+
+
+@asynccontextmanager
+async def real_bench(home: Path) -> AsyncIterator[Bench]:
+    world = RealWorld(home)
+    await world.node.open()
+    try:
+        yield Bench(world)
+    finally:
+        await world.node.close()
