@@ -104,8 +104,7 @@ def create(hierarchies: Hierarchies, name: str, limits: Limits) -> Group:
             for file, value in setting.items():
                 _write(directory / file, value)
         except OSError as error:
-            where = error.filename or hierarchies.directories[controller]
-            group.missing[controller] = f"cgroups may not be written here ({where}: {error.strerror})"
+            group.missing[controller] = f"the {controller} cgroup may not be written by this user or here: {error.strerror}"
     group.directories = tuple(directories)
     return group
 
