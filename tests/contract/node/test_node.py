@@ -65,7 +65,11 @@ async def test_hibernate_and_wake_keep_memory_and_disk(bench: Bench) -> None:
     guest = bench.node.guest(workspace, 2)
     assert await bench.read(guest, "/root/file") == b"kept"
     assert [info.exec_id for info in await guest.list_execs() if info.exited is None] == ["exe_1"]
+    assert bench.node.activity(workspace, 2).open_execs == 0, "a command that nobody watches does not keep it awake"
+    handle = await guest.attach_exec(ExecId("exe_1"))
     assert bench.node.activity(workspace, 2).open_execs == 1
+    await handle.close()
+    assert bench.node.activity(workspace, 2).open_execs == 0
     await guest.kill_exec(ExecId("exe_1"))
 
 
