@@ -256,7 +256,7 @@ class MachineRun:
 
     def _write(self, captured: Captured, pause_s: float) -> tuple[Manifest, PageIndex]:
         spec, request, base = self.spec, captured.request, self.spec.base
-        writer = self._writer = self._writer or SegmentWriter(self.store.segments, _mint_segment(), self.store.disk)
+        writer = self._writer = self._writer or SegmentWriter(self.store.segments, mint_segment(), self.store.disk)
         with ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-commit") as beside:
             disks = beside.submit(self._freeze, captured.layers)
             devices = beside.submit(_device_fact, captured.directory / DEVICES, self.store.disk)
@@ -384,7 +384,7 @@ def mint_disk() -> DiskId:
     return DiskId(mint("dsk", now_ms=_now_ms()))
 
 
-def _mint_segment() -> SegmentId:
+def mint_segment() -> SegmentId:
     return SegmentId(mint("seg", now_ms=_now_ms()))
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -39,13 +40,17 @@ from perdure.snapshots.segments import (
     segment_file,
 )
 
-#: Pages handled as one unit of work by a thread: 4 MiB of content.
-BATCH_PAGES = 1024
+#: Units of work of a thread. Those that compare are small, so that both sides stay in the processor's cache.
+BATCH_PAGES = 256
+_FRAMES_PER_COMPARE = 4
+_FRAMES_PER_LOAD = 16
 _FRAMES_PER_WRITE = 16
 
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
 
-_threads = ThreadPoolExecutor(max_workers=max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="perdure-pages")
+_AHEAD = max(2, min(8, os.cpu_count() or 2))
+_threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
 
 
 class BaseRam:
@@ -103,25 +108,18 @@ class Recorded:
 
 
 def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = True) -> Iterator[tuple[PageNumbers, Pages]]:
-    """The located pages of an index with their content, in batches of ascending pages. Zero pages are not in it.
+    """The located pages of an index with their content, in batches; pages ascend within a batch. Zero pages are not in it.
 
-    Reads one batch ahead. Raises CorruptSnapshot naming the segment when a checksum does not hold.
+    Reads a few batches ahead. Raises CorruptSnapshot naming the segment when a checksum does not hold.
     """
     with SegmentReaders(directory) as readers:
         readers.open_all(index.frames.ids)
-        batches = [slice(at, at + BATCH_PAGES) for at in range(0, len(index.pages), BATCH_PAGES)]
-        ahead = _threads._max_workers
-
-        def start(batch: slice) -> Callable[[], Pages]:
-            positions = np.arange(batch.start, min(batch.stop, len(index.pages)))
-            return _threads.submit(_read, readers, index, positions, base, verify).result
-
-        waiting = [start(batch) for batch in batches[:ahead]]
+        batches = _by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_LOAD)
+        waiting = deque[Future[Pages]]()
         for number, batch in enumerate(batches):
-            content = waiting.pop(0)()
-            if number + ahead < len(batches):
-                waiting.append(start(batches[number + ahead]))
-            yield index.pages[batch], content
+            while len(waiting) < min(_AHEAD, len(batches) - number):
+                waiting.append(_threads.submit(_read, readers, index, batches[number + len(waiting)], base, verify))
+            yield index.pages[batch], waiting.popleft().result()
 
 
 def record(
@@ -131,26 +129,73 @@ def record(
 
     Nothing is durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
     """
-    with SegmentReaders(directory) as readers:
-        readers.open_all(last.frames.ids)
-        batches = [slice(at, at + BATCH_PAGES) for at in range(0, max(1, len(written)), BATCH_PAGES)]
-        parts = list(_threads.map(lambda at: _classify(readers, last, base, written[at], content[at]), batches))
-    kept = np.concatenate([part.kept for part in parts])
-    zeros = np.concatenate([part.zeros for part in parts])
+    unchanged, kept = _unchanged(directory, last, base, written, content)
+    rest = np.flatnonzero(~unchanged)
+    batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
+    parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
+    zeros = written[np.concatenate([part.zero for part in parts])]
     chunks: list[_Chunk] = []
     for sparse in (True, False):
-        of_batches = [part.sparse if sparse else part.dense for part in parts]
-        rows = np.concatenate([found + at.start for at, found in zip(batches, of_batches, strict=True)])
-        chunks += [_Chunk(rows[at : at + FRAME_PAGES], sparse) for at in range(0, len(rows), FRAME_PAGES)]
+        rows = np.concatenate([part.sparse if sparse else part.dense for part in parts])
+        chunks += _chunks(rows, sparse=sparse)
     appended = _append(written, content, chunks, base, writer)
     return Recorded(_joined(last, kept, zeros, appended), len(appended.pages), sum(appended.lengths))
+
+
+def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozenset[SegmentId], writer: SegmentWriter) -> PageIndex:
+    """Append the pages that ``index`` has in ``segments`` to another segment; the new index needs those no more.
+
+    Raises CorruptSnapshot when a page's checksum does not hold: damage is never copied as if it were good.
+    """
+    numbers = [number for number, name in enumerate(index.frames.ids) if name in segments]
+    moving = np.isin(index.frames.segment[index.frame], numbers)
+    movers = replace(index, pages=index.pages[moving], frame=index.frame[moving], slot=index.slot[moving])
+    loaded = list(load(directory, movers, base))
+    pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
+    content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
+    kinds = _classify(base, pages, content, np.argsort(pages))
+    appended = _append(pages, content, _chunks(kinds.sparse, sparse=True) + _chunks(kinds.dense, sparse=False), base, writer)
+    return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
+
+
+def _chunks(rows: Rows, *, sparse: bool) -> list[_Chunk]:
+    return [_Chunk(rows[at : at + FRAME_PAGES], sparse) for at in range(0, len(rows), FRAME_PAGES)]
+
+
+def _by_frame(index: PageIndex, positions: Rows, frames: int) -> list[Rows]:
+    """Positions grouped so that each group holds all those of ``frames`` frames, ascending."""
+    order = positions[np.argsort(index.frame[positions], kind="stable")]
+    begins = np.flatnonzero(np.diff(index.frame[order], prepend=np.uint32(0xFFFFFFFF)))
+    return [np.sort(group) for group in np.split(order, begins[frames::frames])] if len(order) else []
+
+
+def _unchanged(directory: Path, last: PageIndex, base: BaseRam, written: PageNumbers, content: Pages) -> tuple[Mask, Rows]:
+    """Which captured pages are as they were, and their positions in the last index. Each frame is read once."""
+    found, at = last.find(written)
+    row_of = np.zeros(len(last.pages), np.intp)
+    row_of[at[found]] = np.flatnonzero(found)
+    same = np.zeros(len(written), bool)
+
+    def compare(positions: Rows) -> None:
+        try:
+            before = _read(readers, last, positions, base, False)
+        except CorruptSnapshot:
+            return  # what cannot be read is written anew: the log mends itself
+        rows = row_of[positions]
+        same[rows] = (content[rows].view(np.uint64) == before.view(np.uint64)).all(axis=1)
+
+    with SegmentReaders(directory) as readers:
+        readers.open_all(last.frames.ids)
+        for _ in _threads.map(compare, _by_frame(last, at[found], _FRAMES_PER_COMPARE)):
+            pass
+    return same, at[same]
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Rows of the captured content that make one frame."""
 
-    rows: npt.NDArray[np.intp]
+    rows: Rows
     sparse: bool
 
 
@@ -167,32 +212,20 @@ class _Appended:
 
 @dataclass(frozen=True, slots=True)
 class _Classified:
-    """One batch of captured pages: rows to append, positions in the last index that stay, pages that are zero."""
+    """Rows of captured pages that differ from the base, by what is stored of them."""
 
-    sparse: npt.NDArray[np.intp]
-    dense: npt.NDArray[np.intp]
-    kept: npt.NDArray[np.intp]
-    zeros: PageNumbers
+    zero: Rows
+    sparse: Rows
+    dense: Rows
 
 
-def _classify(readers: SegmentReaders, last: PageIndex, base: BaseRam, pages: PageNumbers, content: Pages) -> _Classified:
-    words = content.view(np.uint64)
-    found, at = last.find(pages)
-    same = np.zeros(len(pages), bool)
-    where = np.flatnonzero(found)
-    if len(where):
-        try:
-            before = _read(readers, last, at[where], base, False)
-        except CorruptSnapshot:
-            pass  # what cannot be read is written anew: the log mends itself
-        else:
-            same[where] = (words[where] == before.view(np.uint64)).all(axis=1)
-    rest = np.flatnonzero(~same)
-    differing = np.count_nonzero(words[rest] != base.read(pages[rest]).view(np.uint64), axis=1)
-    rest, differing = rest[differing > 0], differing[differing > 0]
-    zero = _zero_rows(words[rest])
-    sparse = differing <= SPARSE_WORDS
-    return _Classified(rest[~zero & sparse], rest[~zero & ~sparse], at[same], pages[rest[zero]])
+def _classify(base: BaseRam, written: PageNumbers, content: Pages, rows: Rows) -> _Classified:
+    words = content[rows].view(np.uint64)
+    differs = words != base.read(written[rows]).view(np.uint64)
+    count = np.bitwise_count(np.packbits(differs, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
+    zero = _zero_rows(words) & (count > 0)
+    sparse = ~zero & (count > 0) & (count <= SPARSE_WORDS)
+    return _Classified(rows[zero], rows[sparse], rows[~zero & (count > SPARSE_WORDS)])
 
 
 def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
@@ -226,7 +259,7 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     return done
 
 
-def _joined(last: PageIndex, kept: npt.NDArray[np.intp], zeros: PageNumbers, appended: _Appended) -> PageIndex:
+def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended) -> PageIndex:
     """The new index: kept places, and the new ones."""
     used, old_frame = np.unique(last.frame[kept], return_inverse=True)
     table = last.frames.pick(used.astype(np.uint32))
@@ -242,7 +275,7 @@ def _joined(last: PageIndex, kept: npt.NDArray[np.intp], zeros: PageNumbers, app
     return PageIndex(last.page_count, pages[by_page], frame[by_page], slot[by_page], zeros, table)
 
 
-def _read(readers: SegmentReaders, index: PageIndex, positions: npt.NDArray[np.intp], base: BaseRam, verify: bool) -> Pages:
+def _read(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
     """Content of the index's pages at these positions. Each frame is read once."""
     out = np.empty((len(positions), PAGE_SIZE), np.uint8)
     frame, slot, pages = index.frame[positions], index.slot[positions], index.pages[positions]
@@ -257,7 +290,7 @@ def _read_frame(
     frames: Frames,
     number: int,
     base: BaseRam,
-    wanted: tuple[PageNumbers, U8, npt.NDArray[np.intp], bool],
+    wanted: tuple[PageNumbers, U8, Rows, bool],
     out: Pages,
 ) -> None:
     pages, slots, rows, verify = wanted

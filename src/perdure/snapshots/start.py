@@ -22,35 +22,36 @@ def begin(
     From a snapshot with its memory (``memory``) or only its disk; from the golden snapshot with ``source`` None and its
     ``devices``; or from nothing but the image's disk. Raises NotFound, CorruptSnapshot naming the file, NoSpace.
     """
-    manifest = None if source is None else store.manifest(source)
-    own: tuple[DiskId, ...] = ()
-    index = PageIndex(spec.base.ram.page_count)
-    if manifest is not None:
-        _fits(manifest, spec, memory)
-        store.check_disks(manifest)
-        own = manifest.disk_ids
-        if memory:
-            index, devices = store.index(manifest), store.devices(manifest)
-            if index.page_count != spec.base.ram.page_count:
-                raise InvalidRequest(f"Snapshot {source} has other memory than its base {spec.base.ram.path.name}.")
-    if any(live.workspace_id == spec.workspace_id for live in store.live()):
-        raise Conflict(
-            f"Workspace {spec.workspace_id} has an earlier start on record.",
-            hint="End or salvage that one first; its disk may hold news.",
+    with store.guard:
+        manifest = None if source is None else store.manifest(source)
+        own: tuple[DiskId, ...] = ()
+        index = PageIndex(spec.base.ram.page_count)
+        if manifest is not None:
+            _fits(manifest, spec, memory)
+            store.check_disks(manifest)
+            own = manifest.disk_ids
+            if memory:
+                index, devices = store.index(manifest), store.devices(manifest)
+                if index.page_count != spec.base.ram.page_count:
+                    raise InvalidRequest(f"Snapshot {source} has other memory than its base {spec.base.ram.path.name}.")
+        if any(live.workspace_id == spec.workspace_id for live in store.live()):
+            raise Conflict(
+                f"Workspace {spec.workspace_id} has an earlier start on record.",
+                hint="End or salvage that one first; its disk may hold news.",
+            )
+        disk_id = mint_disk()
+        live = LiveRecord(
+            spec.workspace_id,
+            spec.tenant_id,
+            spec.generation,
+            spec.image,
+            spec.size,
+            spec.disk_gib,
+            spec.base.disk_ref,
+            (*own, disk_id),
+            source,
         )
-    disk_id = mint_disk()
-    live = LiveRecord(
-        spec.workspace_id,
-        spec.tenant_id,
-        spec.generation,
-        spec.image,
-        spec.size,
-        spec.disk_gib,
-        spec.base.disk_ref,
-        (*own, disk_id),
-        source,
-    )
-    run = MachineRun(store, spec, live, index, devices)
+        run = MachineRun(store, spec, live, index, devices)
     try:
         store.record(live)
         create_overlay(store, disk_id, spec.disk_gib)

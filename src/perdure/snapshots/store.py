@@ -23,6 +23,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -246,6 +247,24 @@ class SnapshotStore:
         write_file(directory / MANIFEST, manifest.to_bytes(), mode=0o600, disk=self.disk)
         with self._guard:
             self._adopt(manifest)
+
+    def replace(self, before: Manifest, after: Manifest) -> bool:
+        """Put ``after`` in the place of ``before``; False, and nothing done, when that is no longer the manifest."""
+        with self._guard:
+            if self._manifests.get(before.snapshot_id) is not before:
+                return False
+            self.publish(after)
+            return True
+
+    def users(self, name: str) -> int:
+        """How many snapshots use a segment or disk."""
+        with self._guard:
+            return self._uses[name]
+
+    @property
+    def guard(self) -> AbstractContextManager[bool]:
+        """Held while a reader looks a snapshot up and pins what it needs of it, so that no sweep comes between."""
+        return self._guard
 
     def make_snapshot_dir(self, snapshot_id: SnapshotId) -> Path:
         """An empty directory for a snapshot in the making; what an unfinished attempt left is removed first."""

@@ -18,6 +18,7 @@ from perdure.core.files import DISK, Disk
 from perdure.core.ids import SnapshotId, TenantId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer
 from perdure.snapshots.capture import Base, CaptureRequest, MachineRun, RunSpec
+from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import BaseRef, LiveRecord, Manifest, explain_mismatch
 from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.start import begin, take_over
@@ -415,6 +416,104 @@ async def test_a_layer_that_names_a_file_is_refused(node: Node) -> None:
         begin(node.store, node.spec(2, WorkspaceId("ws_two")), facts.snapshot_id, memory=True)
     with pytest.raises(CorruptSnapshot, match="its header asks for a backing file"):
         node.store.salvage(WS, 1, snapshot_id(), NOW)
+
+
+# ---------------------------------------------------------------------------------------------------------------- compaction
+
+
+def random_pages(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 255, (count, PAGE_SIZE), np.uint8)
+
+
+async def grown(node: Node) -> tuple[SnapshotFacts, TinyMachine]:
+    """A sleeping workspace most of whose stored pages are out of date."""
+    run, machine = await node.wake(1)
+    earlier = []
+    for seed in range(3):
+        machine.write_memory(slice(0, 250), random_pages(seed, 250))
+        machine.write_memory(7, 0)
+        earlier.append((await capture(run, machine)).snapshot_id)
+    machine.write_memory(slice(100, 102), 9)
+    facts = await capture(run, machine, goes_on=False)
+    run.end()
+    node.store.delete(earlier)
+    return facts, machine
+
+
+async def test_compaction_frees_what_is_out_of_date_and_keeps_the_rest(node: Node) -> None:
+    facts, machine = await grown(node)
+    before = sum(path.stat().st_size for path in node.store.segments.iterdir())
+    freed = compact(node.store, facts.snapshot_id, node.base.ram)
+    after = sum(path.stat().st_size for path in node.store.segments.iterdir())
+    assert before - after - 8192 <= freed <= before - after + 8192
+    assert after < before / 2
+    assert compact(node.store, facts.snapshot_id, node.base.ram) == 0
+    assert {path.name for path in (node.store.snapshots / facts.snapshot_id).iterdir()} == {
+        "manifest.json",
+        "devices.state",
+        node.store.manifest(facts.snapshot_id).memory.index.name,  # type: ignore[union-attr]
+    }
+    assert node.store.open().debris == ()
+    node.store.verify(facts.snapshot_id, node.base.ram)
+    run, woken = await node.wake(2, facts.snapshot_id)
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    again = await capture(run, woken, goes_on=False)
+    assert again.memory_bytes == 0
+
+
+async def test_compaction_leaves_shared_segments_and_disk_only_snapshots_alone(node: Node) -> None:
+    facts, _ = await grown(node)
+    child, machine = await node.wake(1, facts.snapshot_id, WorkspaceId("ws_child"))
+    await capture(child, machine, goes_on=False)
+    before = files_of(node)
+    assert compact(node.store, facts.snapshot_id, node.base.ram) == 0
+    assert files_of(node) == before
+    machine.write_disk(b"x")
+    child.end(keep_layers=True)
+    lost = node.store.salvage(WorkspaceId("ws_child"), 1, snapshot_id(), NOW)
+    assert lost is None, "the hibernated layer belongs to a snapshot"
+    with pytest.raises(NotFound):
+        compact(node.store, SnapshotId("snp_none"), node.base.ram)
+
+
+async def test_a_machine_woken_before_a_compaction_goes_on(node: Node) -> None:
+    facts, machine = await grown(node)
+    run = begin(node.store, node.spec(2), facts.snapshot_id, memory=True)
+    compact(node.store, facts.snapshot_id, node.base.ram)
+    woken = TinyMachine(TinyMemory(node.base.ram.pages))
+    await run.restore(woken)  # type: ignore[arg-type]
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    run.end()
+    assert {path.stem for path in node.store.segments.iterdir()} == set(
+        node.store.manifest(facts.snapshot_id).memory.segments  # type: ignore[union-attr]
+    )
+
+
+async def test_compaction_never_copies_damage(node: Node) -> None:
+    facts, _ = await grown(node)
+    (segment,) = node.store.segments.iterdir()
+    data = bytearray(segment.read_bytes())
+    data[-3000] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(CorruptSnapshot, match=segment.name):
+        compact(node.store, facts.snapshot_id, node.base.ram)
+    assert list(node.store.segments.iterdir()) == [segment]
+
+
+async def test_every_crash_of_a_compaction_leaves_the_snapshot_whole(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    disk = RecordingDisk(home)
+    node = Node(home, disk)
+    node.store.open()
+    facts, machine = await grown(node)
+    since = len(disk.operations)
+    assert compact(node.store, facts.snapshot_id, node.base.ram) > 0
+    acknowledged = [(since, len(disk.operations), facts, machine.memory.ram)]
+    for after in range(since, len(disk.states)):
+        for crash in Crash:
+            for seed in range(4 if crash is Crash.MIXED else 1):
+                await check_crash(disk, node, acknowledged, (after, crash, tmp_path / f"c{after}{crash}{seed}"), seed)
 
 
 # -------------------------------------------------------------------------------------------------------- damage and crashes

@@ -1,0 +1,77 @@
+"""Compaction: rewriting what is still needed of a sleeping workspace's segments, so that the rest can go.
+
+Only segments that no other snapshot uses are looked at: rewriting shared ones would add bytes and free none. The new segment and
+index are durable before the manifest is replaced, and the old ones go after that; a crash at any point leaves one or the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perdure.core.files import create_file, remove, stored_bytes
+from perdure.core.ids import SegmentId, SnapshotId
+from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.capture import mint_segment
+from perdure.snapshots.manifest import FileFact, Manifest
+from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pagelog import BaseRam, rewrite
+from perdure.snapshots.segments import SegmentWriter, segment_file
+from perdure.snapshots.store import Pins, SnapshotStore
+
+#: Segments are rewritten when less than this share of them is still needed.
+LIVE_SHARE = 0.5
+#: Garbage below this is not worth a rewrite.
+GARBAGE_BYTES_MIN = 1 << 20
+
+
+def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int:
+    """Rewrite a snapshot's own segments if under half of them is needed. Returns bytes freed, 0 when it is not worth it.
+
+    For the newest snapshot of a workspace that sleeps. Raises NotFound, CorruptSnapshot naming the file, NoSpace; the snapshot is
+    then as it was. Synchronous and heavy: call it in a thread.
+    """
+    manifest = store.manifest(snapshot_id)
+    if manifest.memory is None:
+        return 0
+    index = store.index(manifest)
+    victims = _worth_rewriting(store, index)
+    if not victims:
+        return 0
+    writer = SegmentWriter(store.segments, mint_segment(), store.disk)
+    pins = Pins(index.segments() | {writer.segment_id}, frozenset())
+
+    def pinned() -> Pins:
+        return pins
+
+    store.pin(pinned)
+    try:
+        compacted = rewrite(store.segments, index, base, victims, writer)
+        writer.sync()
+        _publish(store, manifest, compacted, writer.segment_id)
+    finally:
+        writer.close()
+        store.unpin(pinned)
+        freed = store.sweep([segment_file(name) for name in pins.segments])
+    return max(0, freed - stored_bytes(writer.path))
+
+
+def _worth_rewriting(store: SnapshotStore, index: PageIndex) -> frozenset[SegmentId]:
+    live = {name: size for name, size in index.live_bytes().items() if store.users(segment_file(name)) == 1}
+    total = sum(stored_bytes(store.segments / segment_file(name)) for name in live)
+    needed = sum(live.values())
+    return frozenset(live) if needed < LIVE_SHARE * total and total - needed >= GARBAGE_BYTES_MIN else frozenset()
+
+
+def _publish(store: SnapshotStore, manifest: Manifest, index: PageIndex, segment: SegmentId) -> None:
+    """Replace the manifest by one with the new index, and remove the old one's file."""
+    assert manifest.memory is not None
+    directory = store.snapshots / manifest.snapshot_id
+    data = index.to_bytes()
+    fact = FileFact(f"ram.{segment}.index", len(data), disk_layers.digest_of(data))
+    create_file(directory / fact.name, data, mode=0o600, disk=store.disk)
+    store.disk.sync_dir(directory)
+    memory = replace(manifest.memory, index=fact, segments=index.ends(), total_bytes=index.stored_bytes())
+    if store.replace(manifest, replace(manifest, memory=memory)):
+        remove(directory / manifest.memory.index.name, disk=store.disk)
+    else:
+        remove(directory / fact.name, disk=store.disk)
