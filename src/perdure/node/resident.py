@@ -162,11 +162,11 @@ class Resident:
     def activity(self, open_outbound: int) -> Activity:
         counts = self.link.activity()
         return Activity(
-            open_execs=counts.open_execs,
+            open_execs=counts.running_execs,
             open_streams=counts.open_streams,
             open_outbound=open_outbound,
             idle_for_s=counts.idle_for_s,
-            changed=counts.idle_for_s == 0.0 or self._mark() != self._mark_at_capture,
+            changed=counts.running_execs > 0 or counts.idle_for_s == 0.0 or self._mark() != self._mark_at_capture,
         )
 
     def _mark(self) -> tuple[float | None, int]:
