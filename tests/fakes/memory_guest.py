@@ -1,8 +1,8 @@
 """A ``wire.node.Guest`` in memory, for tests of what stands above it: a tree of files and a handful of commands.
 
 Commands: ``true``, ``false``, ``exit N``, ``echo …``, ``warn …`` (stderr), ``env NAME``, ``pwd``, ``whoami``, ``cat`` (stdin to
-stdout), ``bytes HEX``, ``spew N`` (N bytes), ``hang`` (until it is ended). A shell string is split into words; several commands are
-joined by ``;``.
+stdout), ``bytes HEX``, ``spew N`` (N bytes), ``hang`` (until it is ended). A shell string is split into words; several commands
+are joined by ``;``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Node:
     content: bytearray = field(default_factory=bytearray)
     mode: int = 0o644
     target: str | None = None
+    declared_size: int | None = None  # what stat says, when it lies
 
 
 class Command:
@@ -238,7 +239,15 @@ class MemoryGuest:
 
     def _info(self, path: str, found: Node) -> node.FileInfo:
         return node.FileInfo(
-            path, posixpath.basename(path), found.kind, len(found.content), found.mode, 0, 0, MOMENT, found.target
+            path,
+            posixpath.basename(path),
+            found.kind,
+            len(found.content) if found.declared_size is None else found.declared_size,
+            found.mode,
+            0,
+            0,
+            MOMENT,
+            found.target,
         )
 
     async def stat(self, path: str) -> node.FileInfo:

@@ -17,6 +17,7 @@ from perdure.cli.arguments import asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
+from perdure.sdk._acompat import close_default_client
 
 app = typer.Typer(
     name="perdure",
@@ -55,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = prepare(sys.argv[1:] if argv is None else argv)
     shared = Shared(json=asks_json(words))
     try:
-        result = typer.main.get_command(app)(args=words, prog_name="perdure", standalone_mode=False, obj=shared)
+        return _run(words, shared)
     except PerdureError as error:
         complain(error, as_json=shared.json)
         return shared.failure_code
     except TyperException as error:
         hint = "Try 'perdure --help', or --help after the command."
-        complain(Usage(error.format_message(), hint=hint), as_json=shared.json)
+        complain(Usage(error.format_message().rstrip(".") + ".", hint=hint), as_json=shared.json)
         return 2
     except ValidationError as error:
         complain(_bad_setting(error), as_json=shared.json)
@@ -73,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:  # noqa: BLE001 - the top of the program: a defect is told in one sentence too
         return _defect(error, shared)
+    finally:
+        close_default_client()
+
+
+def _run(words: list[str], shared: Shared) -> int:
+    result = typer.main.get_command(app)(args=words, prog_name="perdure", standalone_mode=False, obj=shared)
     if isinstance(result, Status):
         return result.code
     if result == 130:  # typer's word for Ctrl-C

@@ -170,6 +170,15 @@ def default_async_client() -> AsyncClient:
     return _async_clients[loop]
 
 
+def close_default_client() -> None:
+    """Close the connections of the shared client, if there is one; the next use makes a new one."""
+    global _client
+    with _client_lock:
+        client, _client = _client, None
+    if client is not None:
+        client.close()
+
+
 def default_client() -> Client:
     """The shared client of this process, made from the environment."""
     global _client  # noqa: PLW0603 - one per process by intent

@@ -138,28 +138,9 @@ def test_cut_download_is_visibly_cut(demo: Workspace, server: FakeServer) -> Non
 def test_file_that_says_it_is_empty_but_is_not(demo: Workspace, server: FakeServer) -> None:
     """As in /proc: size 0, content all the same."""
 
-    class Proc(Node):
-        @property
-        def content(self) -> bytearray:  # type: ignore[override]
-            return _Sizeless(b"cpu 1 2 3\n")
-
-        @content.setter
-        def content(self, value: bytearray) -> None:
-            pass
-
-    server.workspaces.world("demo").files["/stat"] = Proc(FileKind.FILE)
+    server.workspaces.world("demo").files["/stat"] = Node(FileKind.FILE, bytearray(b"cpu 1 2 3\n"), declared_size=0)
     assert demo.files.stat("/stat").size == 0
     assert demo.files.read("/stat") == "cpu 1 2 3\n"
-
-
-class _Sizeless(bytearray):
-    """Its length is 0 the first time it is asked, as ``stat`` does."""
-
-    asked = 0
-
-    def __len__(self) -> int:
-        _Sizeless.asked += 1
-        return super().__len__() if _Sizeless.asked > 2 else 0
 
 
 def test_devices_are_not_read(demo: Workspace, server: FakeServer) -> None:
