@@ -145,7 +145,7 @@ class Control:
         self._repair(answer, "thaw", self._world.thaw)
         if answer.pop("host_keys", False):
             keys = {"exec_id": f"host-keys-{self._generation}", "argv": ["ssh-keygen", "-A"]}
-            self._execs.run(keys, lambda _command: None)
+            self._repair(answer, "ssh host keys", lambda: self._execs.run(keys, lambda _command: None))
         answer["wall_ns"] = self._system.wall_ns()
         reply(answer)
 

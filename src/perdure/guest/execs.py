@@ -176,27 +176,48 @@ class Command:
         """Fork. ``taken(stream, bytes)`` is called as the command takes its input."""
         self._taken = taken
         self._oom_before = self._world.oom_kills()
-        wants_stdin = bool(self._spec.get("stdin"))
-        in_read, in_write = os.pipe() if wants_stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
-        (out_read, out_write), (err_read, err_write), (status_read, status_write) = os.pipe(), os.pipe(), os.pipe()
-        pid, self._pidfd = self._world.fork(self.group)
+        theirs: list[int] = []  # stdin, stdout, stderr, status
+        ours: list[int] = []
+        try:
+            self._open_pipes(ours, theirs)
+            pid, self._pidfd = self._world.fork(self.group)
+        except OSError:
+            for fd in (*ours, *theirs):
+                os.close(fd)
+            self.group.remove()
+            raise
         if pid == 0:
-            for target, fd in enumerate((in_read, out_write, err_write)):
+            for target, fd in enumerate(theirs[:3]):
                 os.dup2(fd, target)
-            launch.become(self._world.root, self._spec, environment, status_write)
-        for fd in (in_read, out_write, err_write, status_write):
+            launch.become(self._world.root, self._spec, environment, theirs[3])
+        for fd in theirs:
             os.close(fd)
-        if wants_stdin:
-            self._stdin = _Stdin(self._loop, in_write, taken)
-        self._pipes = {Sub.STDOUT: out_read, Sub.STDERR: err_read}
-        self._status = status_read
-        for fd in (out_read, err_read, status_read):
+        self._pipes = {Sub.STDOUT: ours[0], Sub.STDERR: ours[1]}
+        self._status = ours[2]
+        for fd in ours:
             os.set_blocking(fd, False)
-        self._loop.add(status_read, READ, self._on_status)
+        if len(ours) == 4:
+            self._stdin = _Stdin(self._loop, ours[3], taken)
+        self._loop.add(self._status, READ, self._on_status)
         self._loop.add(self._pidfd, READ, self._on_exit)
         for sub in self._pipes:
             self._watch(sub)
         self._set_limits()
+
+    def _open_pipes(self, ours: list[int], theirs: list[int]) -> None:
+        """Ours: stdout, stderr, status, and stdin when wanted. Filled one by one, so that a failure leaks none."""
+        if self._spec.get("stdin"):
+            stdin_read, stdin_write = os.pipe()
+            theirs.append(stdin_read)
+        else:
+            stdin_write = -1
+            theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(3):
+            near, far = os.pipe()
+            ours.append(near)
+            theirs.append(far)
+        if stdin_write >= 0:
+            ours.append(stdin_write)
 
     def _watch(self, sub: int) -> None:
         fd = self._pipes.get(sub, -1)

@@ -138,7 +138,10 @@ class _Head:
                 self._refuse(refusal)
                 return
             if target.tunnel:
-                self._connection.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                try:
+                    self._connection.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                except OSError:
+                    pass  # the program is gone; the pump sees it, too, and resets the stream
             self._network.join(self._connection, stream, target.first)
 
         stream = self._network.ask({"op": Op.EGRESS, "host": target.host, "port": target.port}, answered)

@@ -122,13 +122,15 @@ class World:
         self._oom_kills_seen = 0
 
     def start(self) -> list[str]:
-        """Make or find cgroup and namespace. Returns the names of command groups that an earlier agent left behind."""
+        """Make or find cgroup and namespace. Returns the names of command groups that an earlier agent left behind.
+
+        What is frozen stays so: a wake thaws, after its repairs.
+        """
         left = []
         if self._cgroup is not None:
             os.makedirs(self._cgroup, exist_ok=True)
             self._enable_controllers()
             left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir()]
-            self.thaw()
         self._enter_namespace()
         return left
 
@@ -189,10 +191,13 @@ class World:
     def fork(self, group: Group) -> tuple[int, int]:
         """Fork into the users' PID namespace and the group: (pid, pidfd), (0, -1) in the child."""
         linux.setns(self._user_pids, linux.CLONE_NEWPID)
-        pid, pidfd = group.fork()
-        if pid:
-            linux.setns(self._own_pids, linux.CLONE_NEWPID)
-            group.leader = pid
+        pid = -1
+        try:
+            pid, pidfd = group.fork()
+        finally:
+            if pid:  # the parent, also when there is no child
+                linux.setns(self._own_pids, linux.CLONE_NEWPID)
+        group.leader = pid
         return pid, pidfd
 
     def oom_kills(self) -> int:

@@ -1,0 +1,138 @@
+"""What only a VM can show: a real virtio port that is cut, a restore in the middle of a frame, a broken user root."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure.core.config import Settings
+from perdure.images.registry import ImageStore
+from perdure.machines.driver import Accelerator, ChannelName, DiskChain, DiskLayer, LaunchSpec, Machine, Ram
+from perdure.machines.guestlink import WakeRequest
+from perdure.machines.qemu import QemuDriver
+from perdure.snapshots.layers import create_layer
+from perdure.wire.guest import Mux, Role
+from perdure.wire.guest.frames import FrameType, encode
+from perdure.wire.node import ExecSpec, MachineSize
+from tests.contract.guest.places import DEADLINE_S, VM_MIB, Place, booted, collect, identity, linked, new_id
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.qemu]
+
+
+def ping() -> tuple[bytes, bytes]:
+    """A ping's frame and its answer's (on the data channel)."""
+    mux = Mux(Role.HOST)
+    call = mux.call({"op": "ping"})
+    return mux.pull(), encode(FrameType.REPLY, call, b'{"ok":true}')
+
+
+async def cut(machine: Machine, channel: ChannelName, request: bytes, read: int = 0) -> None:
+    """Connect, resynchronise, send, read so many bytes of what comes back, hang up."""
+    reader, writer = await machine.connect(channel)
+    mux = Mux(Role.HOST)
+    mux.begin(os.urandom(16))
+    writer.write(mux.pull(1 << 20))
+    while not mux.synced:
+        mux.receive(await reader.read(4096))
+    writer.write(request)
+    await writer.drain()
+    if read:
+        await reader.readexactly(read)
+    writer.close()
+
+
+async def test_a_port_cut_at_every_byte_in_both_directions_works_again() -> None:
+    request, answer = ping()
+    async with booted() as machine:
+        for channel in ChannelName:
+            for size in range(len(request)):
+                await cut(machine, channel, request[:size])
+            for size in range(1, len(answer)):
+                await cut(machine, channel, request, read=size)
+        async with linked(machine.connect, "vm") as place:
+            assert (await place.run("echo fine")).stdout == b"fine\n"
+
+
+@asynccontextmanager
+async def restored(machine: Machine, directory: Path, disk: Path) -> AsyncIterator[Machine]:
+    """Capture a running machine, kill it, and let its memory live on in another."""
+    await machine.pause()
+    devices = directory / "devices.state"
+    await machine.save_devices(devices)
+    pages = machine.memory.written_pages()
+    content = machine.memory.read_pages(pages)
+    await machine.kill()
+    image = ImageStore(Settings().images).resolve("base")
+    shape = image.shape(MachineSize(VM_MIB, 1))
+    spec = LaunchSpec("guest-restored", directory / "run2", shape, Ram(directory / "ram"), Accelerator.TCG)
+    after = await QemuDriver().prepare(spec)
+    try:
+        await after.attach_disk(DiskChain((image.root, DiskLayer(disk, "qcow2"))))
+        after.memory.write_pages(pages, content)
+        await after.load_devices(devices)
+        await after.resume()
+        yield after
+    finally:
+        await after.kill()
+
+
+@pytest.mark.parametrize("size", [1, 12, 25], ids=["in the header", "in the payload", "before the last byte"])
+async def test_half_a_frame_in_a_snapshot_never_joins_the_next_connection(base_image: Path, size: int) -> None:
+    image = ImageStore(Settings().images).resolve("base")
+    request, _ = ping()
+    with tempfile.TemporaryDirectory(prefix="perdure-guest-", dir="/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        ram, disk = directory / "ram", directory / "disk.qcow2"
+        with ram.open("xb") as file:
+            file.truncate(VM_MIB << 20)
+        create_layer(disk, image.disk_gib << 30)
+        shape = image.shape(MachineSize(VM_MIB, 1))
+        spec = LaunchSpec("guest-captured", directory / "run", shape, Ram(ram), Accelerator.TCG)
+        machine = await QemuDriver().boot(spec, DiskChain((image.root, DiskLayer(disk, "qcow2"))))
+        try:
+            async with linked(machine.connect, "vm") as place:
+                counter = await place.guest.start_exec(ExecSpec(new_id(), shell="read x; echo $x", stdin=True))
+                server = "import socket;s=socket.create_connection(('127.0.0.1',7071));print(s.recv(1))"
+                client = await place.guest.start_exec(ExecSpec(new_id(), argv=("python3", "-c", server)))
+                while not place.streams:
+                    await place.run("sleep 0.1")
+                await place.streams[0][2].accept()
+                await place.link.ping()
+                assert await place.link.quiesce(deadline_s=DEADLINE_S)
+            for channel in ChannelName:
+                await cut(machine, channel, request[:size])
+            async with restored(machine, directory, disk) as after:
+                link_place: Place
+                async with linked(after.connect, "vm") as link_place:
+                    report = await link_place.link.wake(WakeRequest(identity(2)))
+                    assert counter.exec_id in report.execs_running
+                    handle = await link_place.guest.attach_exec(counter.exec_id)
+                    await handle.write_stdin(b"still here\n")
+                    assert (await collect(handle)).stdout == b"still here\n"
+                    ended = await collect(await link_place.guest.attach_exec(client.exec_id))
+                    assert b"ConnectionResetError" in ended.stderr
+        finally:
+            await machine.kill()
+
+
+async def test_without_a_python_of_the_users_and_without_room_everything_still_works(vm_place: Place) -> None:
+    """Replaces the user's python3 and fills the disk; the agent's own are on another disk."""
+    await vm_place.run("cp -a /usr/bin/python3 /dev/shm/python3; printf '#!/bin/sh\\nexit 9\\n' >/usr/bin/python3")
+    try:
+        filled = await vm_place.run("fallocate -l 20G /root/fill 2>&1; dd if=/dev/zero of=/root/fill2 bs=1M 2>&1 | tail -1")
+        assert filled.exited.exit_code == 0
+        assert (await vm_place.run("python3 -c 'print(1)'")).exited.exit_code == 9
+        assert await vm_place.link.quiesce(deadline_s=DEADLINE_S)
+        await vm_place.link.thaw()
+        report = await vm_place.link.wake(WakeRequest(identity(1, "full"), new_identity=True, environment={"COLOUR": "green"}))
+        assert report.clock_uncertainty_s < 60
+        assert (await vm_place.run("hostname")).stdout == b"full\n"
+        assert [entry.name for entry in await vm_place.guest.list_dir("/root")].count("fill2") == 1
+    finally:
+        await vm_place.run("rm -f /root/fill /root/fill2; cp -a /dev/shm/python3 /usr/bin/python3; rm /dev/shm/python3")
