@@ -14,6 +14,7 @@ This module runs subprocesses; nothing else in ``db`` does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -118,6 +119,9 @@ class EmbeddedPostgres:
                 hint=f"Look at {self._root / 'postgres.log'}; stopping again is safe.",
                 internal=output,
             )
+        if self._socket.parent != self._root:  # the short path outside of HOME: nobody would look for it there
+            with contextlib.suppress(OSError):
+                self._socket.rmdir()
 
     def pid(self) -> int | None:
         """Process id of the running postmaster of this cluster, or None."""

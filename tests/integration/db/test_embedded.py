@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import psycopg
 import pytest
@@ -106,9 +107,13 @@ async def test_a_home_too_long_for_a_socket_path_works(home: Path) -> None:
     deep.mkdir()
     postgres = EmbeddedPostgres(deep, settings=SETTINGS)
     try:
-        assert await ask(await postgres.start()) == 1
+        url = await postgres.start()
+        assert await ask(url) == 1
+        elsewhere = Path(unquote(url.partition("host=")[2]))
+        assert elsewhere.is_dir() and home not in elsewhere.parents
     finally:
         await postgres.stop()
+    assert not elsewhere.exists()
 
 
 async def test_stopping_twice_and_before_starting_is_fine(home: Path) -> None:
