@@ -32,7 +32,7 @@ def integer(value: object, default: int = 0) -> int:
 def exited_of(exec_id: ExecId, message: dict[str, Any]) -> ExecExited:
     """A guest's account of an end."""
     try:
-        end = ExecEnd(message.get("end"))
+        end = ExecEnd(str(message.get("end")))
     except ValueError:
         end = ExecEnd.LOST
     signal = message.get("signal")
