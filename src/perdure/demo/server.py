@@ -94,12 +94,16 @@ class Server:
         async with AsyncClient(settings=self.settings) as client:
             for _ in range(int(START_DEADLINE_S / ASK_EVERY_S)):
                 # A listening socket is nothing that the kernel tells of: wait for the process's end, and ask in between.
-                if await _ended(self._process, ASK_EVERY_S):
+                if await self.ends_within(ASK_EVERY_S):
                     raise HostUnfit(f"The server ended while it started. Its log ends with:\n{self.log_tail()}")
                 with suppress(ServerUnreachable):
                     await client.health()
                     return
         raise HostUnfit(f"The server did not answer within {START_DEADLINE_S:g} s. Its log ends with:\n{self.log_tail()}")
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait that long for the server's end; False when it goes on."""
+        return await _ended(self._process, seconds)
 
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL at its deadline; returns whether it ended in order."""
