@@ -29,15 +29,14 @@ DEVICES = "devices.state"
 
 @dataclass(frozen=True, slots=True)
 class BaseRef:
-    """What lies below a workspace's own state: an image, and a golden snapshot of it (the name of its directory).
+    """What lies below a workspace's own state: an image, and a golden snapshot of it.
 
-    ``golden`` is None where the image's own root disk, or empty memory, is the base. ``content`` is the golden's ``base_id``: one
-    made again under the same name has other memory and another disk, and nothing that was made on the first fits it.
+    ``golden`` is the ``Golden.ref``, which a golden made again under the same name does not have: what was made on the first does
+    not fit the second. None where the image's own root disk, or empty memory, is the base.
     """
 
     image: str
     golden: str | None
-    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
