@@ -29,6 +29,7 @@ from perdure.machines import process
 #: An unprivileged user and group for VMMs of a server that runs as root; named nowhere, owns nothing.
 VMM_UID = 60999
 PROBE_DEADLINE_S = 30.0
+KVM_DEVICE = Path("/dev/kvm")
 _INSTALL_HINT = "Install bubblewrap: apt-get install --no-install-recommends bubblewrap"
 
 JailPolicy = Literal["auto", "require", "off"]
@@ -78,11 +79,19 @@ def wrap(jail: Jail, argv: Sequence[str], *, info_fd: int, block_fd: int) -> lis
     return [*command, *_mounts(jail), "--chdir", "/run/vmm", "--", *argv]
 
 
+def kvm_for_everybody_or_a_group() -> bool:
+    """Whether a VMM with a user of its own can open the device: by its mode, or as a member of its group, never root's."""
+    try:
+        status = KVM_DEVICE.stat()
+    except FileNotFoundError:
+        return False
+    return status.st_mode & 0o006 == 0o006 or (status.st_gid != 0 and status.st_mode & 0o060 == 0o060)
+
+
 def _groups(jail: Jail) -> list[str]:
     """Only the group that may open /dev/kvm, and only when it is used."""
-    device = Path("/dev/kvm")
-    if jail.kvm and device.exists():
-        return ["--groups", str(device.stat().st_gid)]
+    if jail.kvm and KVM_DEVICE.exists() and (group := KVM_DEVICE.stat().st_gid) != 0:
+        return ["--groups", str(group)]
     return ["--clear-groups"]
 
 
@@ -100,7 +109,7 @@ def _mounts(jail: Jail) -> list[str]:
         mounts += ["--ro-bind", str(directory), str(directory)]
     mounts += ["--proc", "/proc", "--dev", "/dev"]
     if jail.kvm:
-        mounts += ["--dev-bind", "/dev/kvm", "/dev/kvm"]
+        mounts += ["--dev-bind", str(KVM_DEVICE), "/dev/kvm"]
     return [*mounts, "--perms", "0700", "--tmpfs", "/run/vmm", "--remount-ro", "/"]
 
 

@@ -98,6 +98,8 @@ def _against_own_user(spec: LaunchSpec, version: tuple[int, int, int]) -> str:
     for path in (spec.ram.path, spec.shape.kernel, spec.shape.initrd):
         if not path.stat().st_mode & 0o004:
             return f"{path.name} is not readable by other users"
+    if spec.accelerator is Accelerator.KVM and not jail.kvm_for_everybody_or_a_group():
+        return "only root may open /dev/kvm on this host"
     return ""
 
 

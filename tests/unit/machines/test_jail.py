@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,26 @@ def test_the_capability_for_older_qemus_stays_in_a_user_namespace() -> None:
 def test_kvm_is_visible_only_when_used() -> None:
     words = wrapped(JailKind.PLAIN, kvm=True)
     assert words[words.index("--dev-bind") + 1] == "/dev/kvm"
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "usable", "passed"),
+    [(0o600, 0, False, False), (0o660, 0, False, False), (0o660, 106, True, True), (0o666, 0, True, False)],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to a group")
+def test_the_group_of_the_device_is_passed_on_but_never_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, group: int, usable: bool, passed: bool
+) -> None:
+    device = tmp_path / "kvm"
+    device.write_bytes(b"")
+    os.chown(device, 0, group)
+    device.chmod(mode)
+    monkeypatch.setattr(jail, "KVM_DEVICE", device)
+    assert jail.kvm_for_everybody_or_a_group() == usable
+    words = wrapped(JailKind.OWN_USER, kvm=True)
+    assert ("--groups" in words) == passed
+    choice = choose_jail(replace(spec(tmp_path), accelerator=Accelerator.KVM), (10, 0, 2), BOTH)
+    assert (choice.kind is JailKind.OWN_USER) == usable
 
 
 def test_without_a_jail_the_vmm_still_dies_with_its_parent() -> None:
