@@ -21,7 +21,7 @@ async def agent_place() -> AsyncIterator[Place]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vm_machine(base_image: Path) -> AsyncIterator[Machine]:
-    async with booted() as machine:
+    async with booted() as (machine, _):
         yield machine
 
 

@@ -16,7 +16,7 @@ from perdure.core.config import Settings
 from perdure.core.ids import ExecId, TenantId, WorkspaceId
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, LaunchSpec, Machine, Ram
-from perdure.machines.guestlink import GuestLink, WakeRequest
+from perdure.machines.guestlink import GuestLink, WakeReport, WakeRequest
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.machines.qemu import QemuDriver
 from perdure.snapshots.layers import create_layer
@@ -60,6 +60,7 @@ class Place:
     kind: str
     streams: list[tuple[str, dict[str, Any], LinkStream]] = field(default_factory=list)
     on_stream: Callable[[str, dict[str, Any], LinkStream], None] | None = None
+    woken: WakeReport | None = None
 
     @property
     def link(self) -> GuestLink:
@@ -106,8 +107,8 @@ def identity(generation: int = 1, hostname: str = "box") -> Identity:
 
 
 @asynccontextmanager
-async def linked(connect: Any, kind: str) -> AsyncIterator[Place]:
-    """A link that is awake at generation 1."""
+async def linked(connect: Any, kind: str, generation: int = 1) -> AsyncIterator[Place]:
+    """A link that is awake at that generation."""
     place: Place
 
     def on_stream(what: str, info: dict[str, Any], stream: LinkStream) -> None:
@@ -115,11 +116,11 @@ async def linked(connect: Any, kind: str) -> AsyncIterator[Place]:
         if place.on_stream is not None:
             place.on_stream(what, info, stream)
 
-    link = GuestLink(connect, generation=1, on_guest_stream=on_stream, unresponsive_s=DEADLINE_S)
+    link = GuestLink(connect, generation=generation, on_guest_stream=on_stream, unresponsive_s=DEADLINE_S)
     place = Place(link, kind)
     await link.open(DEADLINE_S * 3)
     try:
-        await link.wake(WakeRequest(identity(), environment={"COLOUR": "green"}))
+        place.woken = await link.wake(WakeRequest(identity(generation), environment={"COLOUR": "green"}))
         yield place
     finally:
         await link.close()
@@ -140,8 +141,8 @@ async def host_agent(**fields: Any) -> AsyncIterator[tuple[HostAgent, Place]]:
 
 
 @asynccontextmanager
-async def booted() -> AsyncIterator[Machine]:
-    """A VM of the image ``base`` whose RAM is private over a file of zeros, as a workspace's is over its golden."""
+async def booted() -> AsyncIterator[tuple[Machine, Path]]:
+    """A VM of the image ``base`` and its directory; RAM is private over a file of zeros, as a workspace's is over its golden."""
     image = ImageStore(Settings().images).resolve("base")
     with tempfile.TemporaryDirectory(prefix="perdure-guest-", dir="/tmp") as name:
         directory = Path(name)
@@ -153,6 +154,6 @@ async def booted() -> AsyncIterator[Machine]:
         spec = LaunchSpec("guest-test", directory / "run", image.shape(MachineSize(VM_MIB, 1)), Ram(ram), Accelerator.TCG)
         machine = await QemuDriver().boot(spec, DiskChain((image.root, DiskLayer(disk, "qcow2"))))
         try:
-            yield machine
+            yield machine, directory
         finally:
             await machine.kill()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from perdure.core.config import Settings
+from perdure.core.ids import ExecId
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, ChannelName, DiskChain, DiskLayer, LaunchSpec, Machine, Ram
 from perdure.machines.guestlink import WakeRequest
 from perdure.machines.qemu import QemuDriver
-from perdure.snapshots.layers import create_layer
 from perdure.wire.guest import Mux, Role
 from perdure.wire.guest.frames import FrameType, encode
 from perdure.wire.node import ExecSpec, MachineSize
@@ -48,7 +45,7 @@ async def cut(machine: Machine, channel: ChannelName, request: bytes, read: int 
 
 async def test_a_port_cut_at_every_byte_in_both_directions_works_again() -> None:
     request, answer = ping()
-    async with booted() as machine:
+    async with booted() as (machine, _):
         for channel in ChannelName:
             for size in range(len(request)):
                 await cut(machine, channel, request[:size])
@@ -58,67 +55,66 @@ async def test_a_port_cut_at_every_byte_in_both_directions_works_again() -> None
             assert (await place.run("echo fine")).stdout == b"fine\n"
 
 
-@asynccontextmanager
-async def restored(machine: Machine, directory: Path, disk: Path) -> AsyncIterator[Machine]:
-    """Capture a running machine, kill it, and let its memory live on in another."""
+async def reborn(machine: Machine, directory: Path, name: str) -> Machine:
+    """Capture a running machine, kill it, and let its memory live on in another, over the same base and disk."""
     await machine.pause()
-    devices = directory / "devices.state"
+    devices = directory / f"{name}.state"
     await machine.save_devices(devices)
     pages = machine.memory.written_pages()
     content = machine.memory.read_pages(pages)
     await machine.kill()
     image = ImageStore(Settings().images).resolve("base")
-    shape = image.shape(MachineSize(VM_MIB, 1))
-    spec = LaunchSpec("guest-restored", directory / "run2", shape, Ram(directory / "ram"), Accelerator.TCG)
+    spec = LaunchSpec(name, directory / name, image.shape(MachineSize(VM_MIB, 1)), Ram(directory / "ram"), Accelerator.TCG)
     after = await QemuDriver().prepare(spec)
     try:
-        await after.attach_disk(DiskChain((image.root, DiskLayer(disk, "qcow2"))))
+        await after.attach_disk(DiskChain((image.root, DiskLayer(directory / "disk.qcow2", "qcow2"))))
         after.memory.write_pages(pages, content)
         await after.load_devices(devices)
         await after.resume()
-        yield after
-    finally:
+    except BaseException:
         await after.kill()
+        raise
+    return after
 
 
-@pytest.mark.parametrize("size", [1, 12, 25], ids=["in the header", "in the payload", "before the last byte"])
-async def test_half_a_frame_in_a_snapshot_never_joins_the_next_connection(base_image: Path, size: int) -> None:
-    image = ImageStore(Settings().images).resolve("base")
+async def connected_client(place: Place) -> ExecId:
+    """A program that waits on a connection to the API port, which the host has accepted."""
+    program = "import socket;s=socket.create_connection(('127.0.0.1',7071));print(s.recv(1))"
+    client = await place.guest.start_exec(ExecSpec(new_id(), argv=("python3", "-c", program)))
+    while not place.streams:
+        await place.run("sleep 0.1")
+    await place.streams[0][2].accept()
+    await place.link.ping()
+    return client.exec_id
+
+
+async def test_half_a_frame_in_a_snapshot_never_joins_the_next_connection(base_image: Path) -> None:
+    """Three restores, one after the other: cut in the header, in the payload, before the last byte."""
     request, _ = ping()
-    with tempfile.TemporaryDirectory(prefix="perdure-guest-", dir="/tmp") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        ram, disk = directory / "ram", directory / "disk.qcow2"
-        with ram.open("xb") as file:
-            file.truncate(VM_MIB << 20)
-        create_layer(disk, image.disk_gib << 30)
-        shape = image.shape(MachineSize(VM_MIB, 1))
-        spec = LaunchSpec("guest-captured", directory / "run", shape, Ram(ram), Accelerator.TCG)
-        machine = await QemuDriver().boot(spec, DiskChain((image.root, DiskLayer(disk, "qcow2"))))
+    async with booted() as (machine, directory):
+        alive = machine
         try:
-            async with linked(machine.connect, "vm") as place:
-                counter = await place.guest.start_exec(ExecSpec(new_id(), shell="read x; echo $x", stdin=True))
-                server = "import socket;s=socket.create_connection(('127.0.0.1',7071));print(s.recv(1))"
-                client = await place.guest.start_exec(ExecSpec(new_id(), argv=("python3", "-c", server)))
-                while not place.streams:
-                    await place.run("sleep 0.1")
-                await place.streams[0][2].accept()
-                await place.link.ping()
-                assert await place.link.quiesce(deadline_s=DEADLINE_S)
-            for channel in ChannelName:
-                await cut(machine, channel, request[:size])
-            async with restored(machine, directory, disk) as after:
-                link_place: Place
-                async with linked(after.connect, "vm") as link_place:
-                    report = await link_place.link.wake(WakeRequest(identity(2)))
-                    assert counter.exec_id in report.execs_running
-                    handle = await link_place.guest.attach_exec(counter.exec_id)
-                    await handle.write_stdin(b"still here\n")
-                    assert (await collect(handle)).stdout == b"still here\n"
-                    ended = await collect(await link_place.guest.attach_exec(client.exec_id))
+            async with linked(alive.connect, "vm") as place:
+                reader = await place.guest.start_exec(ExecSpec(new_id(), shell="cat", stdin=True))
+            for generation, size in enumerate((1, 12, len(request) - 1), start=2):
+                async with linked(alive.connect, "vm", generation) as place:
+                    client = await connected_client(place)
+                    assert await place.link.quiesce(deadline_s=DEADLINE_S)
+                for channel in ChannelName:
+                    await cut(alive, channel, request[:size])
+                alive = await reborn(alive, directory, f"guest-{generation}")
+                async with linked(alive.connect, "vm", generation) as place:
+                    assert place.woken.connections_dropped == 1
+                    assert reader.exec_id in place.woken.execs_running
+                    ended = await collect(await place.guest.attach_exec(client))
                     assert b"ConnectionResetError" in ended.stderr
+            async with linked(alive.connect, "vm", 9) as place:
+                handle = await place.guest.attach_exec(reader.exec_id)
+                await handle.write_stdin(b"still here\n")
+                await handle.close_stdin()
+                assert (await collect(handle)).stdout == b"still here\n"
         finally:
-            await machine.kill()
+            await alive.kill()
 
 
 async def test_without_a_python_of_the_users_and_without_room_everything_still_works(vm_place: Place) -> None:
@@ -127,6 +123,7 @@ async def test_without_a_python_of_the_users_and_without_room_everything_still_w
     try:
         filled = await vm_place.run("fallocate -l 20G /root/fill 2>&1; dd if=/dev/zero of=/root/fill2 bs=1M 2>&1 | tail -1")
         assert filled.exited.exit_code == 0
+        assert (await vm_place.run("dd if=/dev/zero of=/root/fill3 bs=64K count=16")).exited.exit_code != 0, "the disk is full"
         assert (await vm_place.run("python3 -c 'print(1)'")).exited.exit_code == 9
         assert await vm_place.link.quiesce(deadline_s=DEADLINE_S)
         await vm_place.link.thaw()
@@ -135,4 +132,4 @@ async def test_without_a_python_of_the_users_and_without_room_everything_still_w
         assert (await vm_place.run("hostname")).stdout == b"full\n"
         assert [entry.name for entry in await vm_place.guest.list_dir("/root")].count("fill2") == 1
     finally:
-        await vm_place.run("rm -f /root/fill /root/fill2; cp -a /dev/shm/python3 /usr/bin/python3; rm /dev/shm/python3")
+        await vm_place.run("rm -f /root/fill*; cp -a /dev/shm/python3 /usr/bin/python3; rm /dev/shm/python3")
