@@ -47,7 +47,9 @@ async def test_the_environment_is_not_inherited(monkeypatch: pytest.MonkeyPatch)
 async def test_descriptors_are_passed_only_when_named() -> None:
     read_end, write_end = os.pipe()
     try:
-        _, output = await process.run(["sh", "-c", f"ls /proc/self/fd; echo through >/proc/self/fd/{write_end}"], 30, fds=[write_end])
+        _, output = await process.run(
+            ["sh", "-c", f"ls /proc/self/fd; echo through >/proc/self/fd/{write_end}"], 30, fds=[write_end]
+        )
         numbers = output.split()
         assert str(write_end) in numbers
         assert str(read_end) not in numbers
