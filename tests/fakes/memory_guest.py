@@ -262,6 +262,8 @@ class MemoryGuest:
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         found = self._node(path)
+        if found.kind is not FileKind.FILE and found.kind is not FileKind.SYMLINK:
+            raise InvalidRequest(f"{path}: is {'a directory' if found.kind is FileKind.DIRECTORY else 'not a regular file'}.")
         end = len(found.content) if length is None else min(len(found.content), offset + length)
         for start in range(offset, end, 65536):
             yield bytes(found.content[start : min(end, start + 65536)])

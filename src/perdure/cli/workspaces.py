@@ -274,11 +274,28 @@ def log(
             one.at.isoformat(sep=" ", timespec="seconds"),
             str(one.generation),
             f"[bold]{markup(one.kind)}[/]",
-            markup(", ".join(f"{key}={value}" for key, value in one.body.items() if value not in (None, "", {}, []))),
+            _detail(one.body),
         )
         for one in entries
     ]
     table(("SEQ", "AT", "GEN", "WHAT", "DETAIL"), rows, right=("SEQ", "GEN"))
+
+
+def _detail(body: dict[str, Any]) -> str:
+    """What an entry adds to its name, short; all of it is in --json."""
+    parts = []
+    for key, value in body.items():
+        if key == "report" and isinstance(value, dict):
+            parts.append(f"memory {value.get('memory')}, disk {value.get('disk')}")
+        elif key in {"event", "from", "to"} or value in (None, "", [], False) or isinstance(value, dict):
+            continue
+        elif key.endswith("_bytes") and isinstance(value, int):
+            parts.append(f"{key.removesuffix('_bytes')} {size(value)}")
+        elif key.endswith("_s") and isinstance(value, int | float):
+            parts.append(f"{key.removesuffix('_s')} {duration(value)}")
+        else:
+            parts.append(f"{key.removesuffix('_id')} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return markup(", ".join(parts))
 
 
 def snapshot_ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:

@@ -103,8 +103,8 @@ def test_log_and_snapshots(perdure: Run) -> None:
     perdure("checkpoint demo --name before")
     assert perdure("log demo").out == (
         "SEQ  AT                         GEN  WHAT        DETAIL\n"
-        "  1  2026-01-02 03:04:05+00:00    1  awake       memory=new\n"
-        "  2  2026-01-02 03:04:05+00:00    1  checkpoint  snapshot=snp_00000000000000000000000002, name=before\n"
+        "  1  2026-01-02 03:04:05+00:00    1  awake       memory new\n"
+        "  2  2026-01-02 03:04:05+00:00    1  checkpoint  snapshot snp_00000000000000000000000002, name before\n"
     )
     assert "requested  before  yes" in perdure("snapshots ls demo").out
 

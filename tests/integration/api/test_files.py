@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from perdure.core.errors import InvalidRequest, MachineFailed, NotFound, PathEscape
@@ -145,7 +146,7 @@ def test_file_that_says_it_is_empty_but_is_not(demo: Workspace, server: FakeServ
 
 def test_devices_are_not_read(demo: Workspace, server: FakeServer) -> None:
     server.workspaces.world("demo").files["/dev-x"] = Node(FileKind.OTHER)
-    with pytest.raises(InvalidRequest, match="device, socket or pipe"):
+    with pytest.raises(InvalidRequest, match="not a regular file"):
         demo.files.read("/dev-x")
 
 
@@ -179,3 +180,24 @@ async def test_async_files(server: FakeServer, tmp_path: Path) -> None:
         assert b"".join([piece async for piece in ws.files.stream("/root/x")]) == b"one two"
         await ws.files.download("/root/x", tmp_path / "x")
     assert (tmp_path / "x").read_text() == "one two"
+
+
+def test_content_route_describes_the_file_for_plain_http_clients(demo: Workspace, server: FakeServer) -> None:
+    transport = httpx2.HTTPTransport(uds=str(server.settings.api_socket))
+    demo.files.write("/root/a", b"0123456789")
+    with httpx2.Client(transport=transport, base_url="http://perdure/v1/workspaces/demo/files") as http:
+        whole = http.get("/content?path=/root/a")
+        part = http.get("/content?path=/root/a&offset=8&length=5")
+        written = http.put("/content?path=/root/b", content=b"x")
+        directory = http.get("/content?path=/root")
+    assert (whole.headers["content-length"], whole.headers["perdure-file-size"], part.text) == ("10", "10", "89")
+    assert whole.headers["etag"].startswith('W/"')
+    assert written.headers["etag"] == f'"{hashlib.sha256(b"x").hexdigest()}"'
+    assert (directory.status_code, directory.json()["error"]["code"]) == (422, "invalid_request")
+
+
+def test_parents_are_made_only_when_asked_for(demo: Workspace) -> None:
+    with pytest.raises(NotFound):
+        demo.files.write("/root/a/b/c", b"x", parents=False)
+    demo.files.write("/root/a/b/c", b"x" * 1_000_000)
+    assert demo.files.read("/root/a/b/c", "bytes") == b"x" * 1_000_000

@@ -13,7 +13,9 @@ from tests.fakes.workspaces import KEY
 
 
 def test_life_of_a_workspace(client: Client) -> None:
-    ws = Workspace.create("demo", client=client, memory_mib=1024, envs={"A": "1"}, metadata={"user": "7"}, allow=["packages.example.org:443"])
+    ws = Workspace.create(
+        "demo", client=client, memory_mib=1024, envs={"A": "1"}, metadata={"user": "7"}, allow=["packages.example.org:443"]
+    )
     info = ws.info
     assert (info.state, info.memory_mib, info.environment, info.metadata, info.egress_allow, info.isolation) == (
         "running",

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
 from posixpath import dirname
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.api import render
 from perdure.api.deps import Call, GuestPath, awake_headers, check_path, exact_query
 from perdure.api.streams import ContentStream
-from perdure.core.errors import InvalidRequest
+from perdure.core.errors import InvalidRequest, NotFound
 from perdure.wire import node, public
 
 log = logging.getLogger(__name__)
@@ -35,33 +36,60 @@ def _mode(text: str | None, default: int | None) -> int | None:
     return mode
 
 
+class Range(BaseModel):
+    """Which bytes, and whether to look at the file first."""
+
+    offset: int = Field(default=0, ge=0)
+    length: int | None = Field(default=None, ge=0)
+    describe: bool = Field(default=True, description="Declare length, size and etag; false spares a look into the workspace.")
+
+
 @router.get("/content", response_class=ContentStream, status_code=200, responses={200: _BYTES})
-async def read_file(
-    ref: str,
-    path: GuestPath,
-    call: Call,
-    offset: Annotated[int, Query(ge=0)] = 0,
-    length: Annotated[int | None, Query(ge=0)] = None,
-) -> ContentStream:
-    """A file's bytes, streamed. The length is declared when the file has one; a cut answer is visibly cut."""
+async def read_file(ref: str, path: GuestPath, query: Annotated[Range, Query()], call: Call) -> ContentStream:
+    """A file's bytes, streamed. A cut answer is visibly cut: it misses its declared length or its last chunk."""
     async with AsyncExitStack() as stack:
         awake = await stack.enter_async_context(call.awake(ref))
-        info = await awake.guest.stat(path)
-        if info.kind is node.FileKind.DIRECTORY:
-            raise InvalidRequest(f"{render.text(path)!r} is a directory.", hint="List it, or copy it with 'perdure cp'.")
-        if info.kind is node.FileKind.OTHER:
-            raise InvalidRequest(f"{render.text(path)!r} is a device, socket or pipe.", hint="Only regular files can be read.")
-        content = awake.guest.read_file(path, offset, length)
+        headers = awake_headers(awake)
+        declared = await _describe(awake.guest, path, query, headers) if query.describe else None
+        content = awake.guest.read_file(path, query.offset, query.length)
         if isinstance(content, AsyncGenerator):
             stack.push_async_callback(content.aclose)
-        headers = awake_headers(awake)
-        declared: int | None = None
-        if info.kind is node.FileKind.FILE and info.size > 0:  # /proc files say 0 and have content
-            declared = max(0, info.size - offset)
-            declared = declared if length is None else min(declared, length)
-            headers["etag"] = f'W/"{int(info.modified_at.timestamp() * 1_000_000):x}-{info.size:x}"'
-            headers["perdure-file-size"] = str(info.size)
-        return ContentStream(content, declared, stack.pop_all(), call.closing, headers)
+        first = await anext(content, b"")  # what is wrong with the file is told before the status is sent
+        return ContentStream(_chained(first, content), declared, stack.pop_all(), call.closing, headers)
+
+
+async def _describe(guest: node.Guest, path: str, query: Range, headers: dict[str, str]) -> int | None:
+    """Set the headers that describe the file; returns the answer's length if it has one."""
+    info = await guest.stat(path)
+    if info.kind is node.FileKind.DIRECTORY:
+        raise InvalidRequest(f"{render.text(path)!r} is a directory.", hint="List it, or copy it with 'perdure cp'.")
+    if info.kind is node.FileKind.OTHER:
+        raise InvalidRequest(f"{render.text(path)!r} is a device, socket or pipe.", hint="Only regular files can be read.")
+    if info.kind is not node.FileKind.FILE or info.size == 0:  # /proc files say 0 and have content
+        return None
+    headers["etag"] = f'W/"{int(info.modified_at.timestamp() * 1_000_000):x}-{info.size:x}"'
+    headers["perdure-file-size"] = str(info.size)
+    available = max(0, info.size - query.offset)
+    return available if query.length is None else min(available, query.length)
+
+
+async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+class _Upload:
+    """The body, and whether any of it has been taken."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.begun = False
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for chunk in self._request.stream():
+            self.begun = True
+            yield chunk
 
 
 @router.put("/content", openapi_extra={"requestBody": _BYTES})
@@ -76,10 +104,15 @@ async def write_file(
 ) -> public.FileWritten:
     """Replace a file atomically by the body, streamed: the old content stays until all of the new is written and verified."""
     bits = _mode(mode, None)
+    upload = _Upload(request)
     async with call.awake(ref) as awake:
-        if parents:
-            await awake.guest.make_dir(dirname(path) or "/", parents=True)
-        written = await awake.guest.write_file(path, request.stream(), mode=bits)
+        try:
+            written = await awake.guest.write_file(path, upload.chunks(), mode=bits)
+        except NotFound:
+            if not parents or upload.begun:
+                raise
+            await awake.guest.make_dir(dirname(path), parents=True)
+            written = await awake.guest.write_file(path, upload.chunks(), mode=bits)
         response.headers.update(awake_headers(awake))
         response.headers["etag"] = f'"{written.sha256}"'
     return public.FileWritten(path=render.text(written.path), length=written.length, crc32=written.crc32, sha256=written.sha256)

@@ -52,7 +52,7 @@ class Files:
 
     def stream(self, path: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """A file's bytes as they come. Raises ConnectionLost when they end too early."""
-        call = _core.get(self._path("content"), path=path, offset=offset or None, length=length)
+        call = _core.get(self._path("content"), path=path, offset=offset or None, length=length, describe=False)
         with self._workspace.client.stream(call, silence_s=READ_SILENCE_S) as response:
             self._workspace.note(response.headers)
             for piece in response.iter_raw():
