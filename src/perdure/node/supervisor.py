@@ -25,15 +25,18 @@ from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
 from perdure.machines.driver import Accelerator, LaunchSpec, Machine, MachineDriver, MachineState
 from perdure.machines.guestlink_stream import LinkStream
+from perdure.node.compaction import Compaction
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
 from perdure.node.starting import PoolKey, Starter
+from perdure.snapshots.manifest import Manifest
 from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.store import SnapshotStore, is_alive
 from perdure.wire.node import (
     Activity,
     CaptureSpec,
+    FromSnapshot,
     Guest,
     Identity,
     Inventory,
@@ -78,6 +81,7 @@ class NodeSupervisor:
         self._goldens = Goldens(parts.images, parts.driver, parts.accelerator, parts.run_root)
         self._pool: WarmPool[PoolKey] = WarmPool(self._prepare, parts.settings.pool_size)
         self._starter = Starter(self._goldens, self._store, self._pool, parts.settings.unresponsive_s)
+        self._compaction = Compaction(self._store, self._base_of)
         self._origins: dict[PoolKey, Origin] = {}
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: set[WorkspaceId] = set()
@@ -93,8 +97,10 @@ class NodeSupervisor:
         self._debris = (*swept.killed, *report.debris, *images)
         if self._debris:
             log.info("removed what an earlier process left", things=len(self._debris))
+        self._compaction.start()
 
     async def close(self) -> None:
+        await self._compaction.close()
         await self._pool.close()
         for resident in list(self._residents.values()):
             await self._forget(resident, keep_layers=True)
@@ -132,6 +138,8 @@ class NodeSupervisor:
             raise Conflict(f"Workspace {workspace_id} is being started already.")
         self._starting.add(workspace_id)
         try:
+            if isinstance(spec.source, FromSnapshot):
+                await self._compaction.out_of_the_way(spec.source.snapshot_id)
             origin = await self._goldens.origin(spec.image, spec.size)
             self._origins[origin.key] = origin
             allowed = EgressRules.parse((*origin.image.egress_allow, *spec.egress_allow))
@@ -207,6 +215,7 @@ class NodeSupervisor:
         facts = await resident.capture(spec)
         if resident.is_ended:
             await self._forget(resident, keep_layers=False)
+            self._compaction.sleeps(facts.snapshot_id)
         return facts
 
     async def stop(self, workspace_id: WorkspaceId, generation: int, *, keep_overlay: bool = False) -> None:
@@ -249,12 +258,15 @@ class NodeSupervisor:
     # ---------------------------------------------------------------------------------------------------------- snapshots
 
     async def snapshot(self, snapshot_id: SnapshotId) -> SnapshotFacts:
-        manifest = self._store.manifest(snapshot_id)
-        base: BaseRam | None = None
-        if manifest.memory is not None and manifest.memory.base.golden is not None:
-            origin = await self._goldens.origin(manifest.image, manifest.size)
-            base = self._goldens.base(self._goldens.at(origin, manifest.memory.base.golden), manifest).ram
+        base = await self._base_of(self._store.manifest(snapshot_id))
         return (await asyncio.to_thread(self._store.verify, snapshot_id, base)).facts()
+
+    async def _base_of(self, manifest: Manifest) -> BaseRam | None:
+        """The RAM that a snapshot's memory lies on; None for a disk-only one."""
+        if manifest.memory is None or manifest.memory.base.golden is None:
+            return None
+        origin = await self._goldens.origin(manifest.image, manifest.size)
+        return self._goldens.base(self._goldens.at(origin, manifest.memory.base.golden), manifest).ram
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         return await asyncio.to_thread(self._store.delete, snapshot_ids)
