@@ -305,8 +305,10 @@ class FakeNode:
     async def salvage(self, workspace_id: WorkspaceId, generation: int, snapshot_id: SnapshotId) -> SnapshotFacts | None:
         self._enter("salvage")
         machine = self.machines.get(workspace_id)
-        if machine is None or machine.generation != generation:
-            return None
+        if machine is None:
+            raise NotFound(f"{workspace_id} has no machine.")
+        if machine.generation != generation:
+            raise StaleGeneration(f"{workspace_id} is at generation {machine.generation}.")
         if machine.alive:
             raise Conflict(f"The machine of {workspace_id} is still running.")
         del self.machines[workspace_id]

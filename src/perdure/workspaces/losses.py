@@ -75,7 +75,9 @@ class Losses:
     async def _salvage(self, at: Record, generation: int) -> list[SnapshotFacts]:
         snapshot_id = self._tools.mint_snapshot()
         await self._store.intend(at, snapshot_id, SnapshotReason.SALVAGED)
-        facts = await self._tools.node(at).salvage(at.id, generation, snapshot_id)
+        facts: SnapshotFacts | None = None
+        with suppress(NotFound):  # it went while we looked
+            facts = await self._tools.node(at).salvage(at.id, generation, snapshot_id)
         if facts is None:
             await self._store.forget(snapshot_id)
             return []

@@ -117,7 +117,8 @@ async def test_stopping_and_deleting_what_is_gone_succeed(bench: Bench) -> None:
     await bench.node.stop(workspace, 1)
     await bench.node.stop(workspace, 1)
     assert (await bench.node.inventory()).machines == ()
-    assert await bench.node.salvage(workspace, 1, bench.snapshot_id()) is None
+    with pytest.raises(NotFound):
+        await bench.node.salvage(workspace, 1, bench.snapshot_id())
     assert await bench.node.delete_snapshots((facts.snapshot_id,)) > 0
     assert await bench.node.delete_snapshots((facts.snapshot_id,)) == 0
     assert (await bench.node.inventory()).snapshots == ()
