@@ -1,9 +1,11 @@
 """A stand-in for a workspace's kernel and init: namespaces on this host in which the real agent runs.
 
-Run as root: ``guest_sandbox.py START_PY ROOT_DIR CGROUP CONTROL_FD DATA_FD SKEW_NS``. Makes new mount, UTS, network, IPC and PID
-namespaces, a user root of tmpfs with this host's programs bound read-only, and, as process 1, starts the agent and starts it again
-when it ends, as init does. Everything dies with this process.
+Run as root: ``guest_sandbox.py START_PY ROOT_DIR CGROUP CONTROL_FD DATA_FD SKEW_NS``. Makes new mount, UTS, network, IPC and
+PID namespaces, a user root of tmpfs with this host's programs bound read-only, and, as process 1, starts the agent and starts
+it again when it ends, as init does. Everything dies with this process.
 """
+
+# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH118, PTH123, PTH211
 
 import ctypes
 import fcntl
@@ -17,7 +19,10 @@ CLONE = 0x00020000 | 0x04000000 | 0x40000000 | 0x08000000 | 0x20000000  # NS, UT
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 libc = ctypes.CDLL(None, use_errno=True)
 
-PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:Agent:/home/agent:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
+PASSWD = """root:x:0:0:root:/root:/bin/sh
+agent:x:1000:1000:Agent:/home/agent:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/bin/false
+"""
 GROUP = "root:x:0:\nagent:x:1000:\ntools:x:2000:agent\nnogroup:x:65534:\n"
 
 
