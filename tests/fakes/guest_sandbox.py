@@ -5,7 +5,7 @@ PID namespaces, a user root of tmpfs with this host's programs bound read-only, 
 it again when it ends, as init does. Everything dies with this process.
 """
 
-# ruff: noqa: PTH100, PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH118, PTH123, PTH211
+# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH123, PTH211
 
 import ctypes
 import fcntl

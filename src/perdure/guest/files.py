@@ -115,6 +115,7 @@ def _write(talk: Talk, path: str, mode: int | None, source: int) -> None:
         if not hidden:
             hidden = _hidden_name(real)
             linux.link_unnamed(fd, hidden)
+        os.close(fd)  # before anybody is told: a program that is still open for writing cannot be executed
         os.rename(hidden, real)
         hidden = ""
         _sync_directory(directory)

@@ -72,9 +72,10 @@ async def test_what_cannot_start_says_why_in_a_sentence(real: Place, fields: dic
 
 
 async def test_a_script_without_an_interpreter_line_runs_as_in_a_shell(real: Place, directory: str) -> None:
-    await real.guest.write_file(f"{directory}/script", chunks(b"echo ran $1\n"), mode=0o755)
-    done = await collect(await real.guest.start_exec(ExecSpec(new_id(), argv=("./script", "x"), cwd=directory)))
-    assert done.stdout == b"ran x\n"
+    for number in range(10):  # at once after the upload, which must not still hold the file open
+        await real.guest.write_file(f"{directory}/script", chunks(f"echo ran {number} $1\n".encode()), mode=0o755)
+        done = await collect(await real.guest.start_exec(ExecSpec(new_id(), argv=("./script", "x"), cwd=directory)))
+        assert (done.stdout.decode(), done.exited.detail) == (f"ran {number} x\n", "")
 
 
 @pytest.mark.parametrize(
