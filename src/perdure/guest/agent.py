@@ -105,7 +105,7 @@ class Agent:
 
     def _drop(self) -> None:
         self._dropped += self._network.drop_all()
-        self._execs.detach_all()
+        self._execs.cut_off_all()
         self._files.drop_all()
 
     def _on_data_event(self, event: Event) -> None:

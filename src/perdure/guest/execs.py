@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _READ_BYTES = 65536
 _LAG_MAX = SPOOL_BYTES // 2
 _DRAIN_MAX = 1024 * 1024
+#: How long a command waits for a reader whose channel broke. What was on its way then (a window) is still in the spool.
+_RETURN_S = 10.0
 _KEPT_COMMAND = 200
 
 
@@ -149,6 +151,7 @@ class Command:
         self.shown: str = shown[:_KEPT_COMMAND]
         self.spools: dict[int, Spool] = {Sub.STDOUT: Spool(), Sub.STDERR: Spool()}
         self.attachments: dict[int, Attachment] = {}
+        self._away: list[Attachment] = []  # their channel broke; they may come back
         self.pid = 0  # as the users' processes see it
         self.running = False  # it was executed, and may have ended since
         self.started_wall_ns = time.time_ns()
@@ -281,7 +284,7 @@ class Command:
         if self.exited is not None:
             return
         for sub, fd in self._pipes.items():
-            lag = max((attachment.lag(self, sub) for attachment in self.attachments.values()), default=0)
+            lag = max((attachment.lag(self, sub) for attachment in (*self.attachments.values(), *self._away)), default=0)
             if lag <= _LAG_MAX:
                 self._watch(sub)
             else:
@@ -303,10 +306,23 @@ class Command:
 
     def attach(self, attachment: Attachment) -> None:
         self.attachments[attachment.stream] = attachment
+        self._away.clear()
         self.pump()
 
     def detach(self, stream: int) -> None:
         if self.attachments.pop(stream, None) is not None:
+            self.pump()
+
+    def cut_off(self, stream: int) -> None:
+        """The reader's channel broke: wait for it a while, so that it can come back without a gap."""
+        attachment = self.attachments.pop(stream, None)
+        if attachment is not None and self.exited is None:
+            self._away.append(attachment)
+            self._loop.call_later(_RETURN_S, lambda: self._give_up(attachment))
+
+    def _give_up(self, attachment: Attachment) -> None:
+        if attachment in self._away:
+            self._away.remove(attachment)
             self.pump()
 
     # -------------------------------------------------------------------------------------------------------- end

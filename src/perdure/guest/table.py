@@ -159,9 +159,11 @@ class ExecTable:
         if command is not None:
             command.detach(stream)
 
-    def detach_all(self) -> None:
-        for stream in list(self._by_stream):
-            self.on_gone(stream)
+    def cut_off_all(self) -> None:
+        """The channel broke, or is another's now."""
+        by_stream, self._by_stream = self._by_stream, {}
+        for stream, command in by_stream.items():
+            command.cut_off(stream)
 
     # -------------------------------------------------------------------------------------------------------- end
 
