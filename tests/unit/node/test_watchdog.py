@@ -87,6 +87,7 @@ def test_time_counts_from_before_the_request(process: subprocess.Popen[bytes]) -
         clock.seconds += 1.0
         watchdog.renewed(asked_at=asked_at)
         changes.wait_for([True])
+        await_stopped(process.pid)
     finally:
         watchdog.close()
     await_continued(process.pid)  # closing continues what was frozen
