@@ -21,7 +21,7 @@ from perdure.api.guest import create_guest_app
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
-from perdure.core import files, ids, logs
+from perdure.core import crashpoints, files, ids, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict
@@ -58,6 +58,7 @@ log = structlog.get_logger(__name__)
 def serve(settings: Settings) -> int:
     """``perdure up`` in the foreground: returns 0 after SIGTERM or SIGINT, when every workspace sleeps. Raises PerdureError."""
     logs.configure(settings)
+    crashpoints.arm(settings.crash_file)
     with _locked(settings):
         return asyncio.run(_serve(settings))
 

@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     )
     log_level: str = Field(default="info", description="Least severe messages that are logged: debug, info, warning or error.")
     log_format: Literal["console", "json"] = Field(default="console", description="Log lines for people or for machines.")
+    crash_file: Path | None = Field(
+        default=None, description="Tests of crashes: a file that names the point at which a process is killed; unset: none."
+    )
 
     @field_validator("allowed_hosts", "egress_private_allow", mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from perdure.core.clock import Clock
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import MachineDied, MachineFailed, NoSpace, PerdureError
 from perdure.core.inbox import Inbox
 from perdure.machines.driver import EventKind, Machine, MachineState
@@ -96,6 +97,7 @@ class Resident:
     async def _capture(self, spec: CaptureSpec) -> SnapshotFacts:
         goes_on = spec.mode is CaptureMode.CHECKPOINT
         await self.run.ready(self.machine, spec.snapshot_id, goes_on=goes_on)
+        crashpoint(CrashPoint.CAPTURE_READY, self.machine.pid)
         self._standing_still += 1
         try:
             return await (self._checkpoint(spec) if goes_on else self._hibernate(spec))
@@ -110,12 +112,15 @@ class Resident:
         async with standing_still(self.link) as still:
             mark = self._mark()
             await self.machine.pause()
+            crashpoint(CrashPoint.CAPTURE_PAUSED, self.machine.pid)
             try:
                 captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=True))
+                crashpoint(CrashPoint.CAPTURE_COPIED, self.machine.pid)
             finally:
                 await self._resume()
         pause_s = time.perf_counter() - begun
         facts = await asyncio.to_thread(self.run.commit, captured, pause_s)
+        crashpoint(CrashPoint.CAPTURE_PUBLISHED, self.machine.pid)
         self._mark_at_capture = mark
         self._collapse_if_deep()
         return facts
@@ -125,14 +130,18 @@ class Resident:
         begun = time.perf_counter()
         async with standing_still(self.link) as still:
             await self.machine.pause()
+            crashpoint(CrashPoint.CAPTURE_PAUSED, self.machine.pid)
             try:
                 captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=False))
+                crashpoint(CrashPoint.CAPTURE_COPIED, self.machine.pid)
                 facts = await asyncio.to_thread(self.run.commit, captured, time.perf_counter() - begun)
             except BaseException:
                 await self._resume()
                 raise
+            crashpoint(CrashPoint.CAPTURE_PUBLISHED, self.machine.pid)
             still.is_over = True
         await self.end(keep_layers=False)
+        crashpoint(CrashPoint.CAPTURE_ENDED)
         return facts
 
     def _request(self, spec: CaptureSpec, frozen: bool, *, goes_on: bool) -> CaptureRequest:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import InvalidRequest
 from perdure.machines.driver import Machine
 from perdure.machines.guestlink import GuestLink, OnGuestStream, WakeRequest
@@ -75,9 +76,11 @@ class Starter:
         plan = await self._plan(spec)
         run = await asyncio.to_thread(self._begin, spec, plan)
         times.mark("recorded")
+        crashpoint(CrashPoint.START_RECORDED)
         keep = spec.take_over_generation is not None
         async with self._machine(plan, run, keep=keep) as (machine, pooled):
             times.mark("claimed")
+            crashpoint(CrashPoint.START_CLAIMED, machine.pid)
             if plan.with_memory:
                 noted = asyncio.create_task(run.started(machine.pid))
                 times.add(await run.restore(machine))
@@ -85,11 +88,14 @@ class Starter:
                 times.mark("restored")
             else:
                 await run.started(machine.pid)
+            crashpoint(CrashPoint.START_RESTORED, machine.pid)
             before_run()
             if plan.with_memory:
                 await machine.resume()
             times.mark("running")
+            crashpoint(CrashPoint.START_RUNNING, machine.pid)
             link, report = await self._handshake(spec, plan, machine, on_stream, times)
+            crashpoint(CrashPoint.START_AWAKE, machine.pid)
         parts = Parts(spec.identity, machine, link, run)
         return parts, StartReport(**report, confinement=machine.confinement, pooled=pooled, timings_ms=times.ms)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict
 from perdure.core.files import DISK, Disk, create_file
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
@@ -242,6 +243,7 @@ class MachineRun:
         with _Exclusive(self):
             try:
                 manifest, index = self._write(captured, pause_s)
+                crashpoint(CrashPoint.CAPTURE_WRITTEN)
                 self.store.publish(manifest)
             except BaseException:
                 self._seal()  # after a failed fsync nobody knows what of the segment is on the disk

@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
     HostUnfit,
     InvalidRequest,
@@ -98,7 +99,9 @@ class Operations:
 
     async def wake(self, owner: Owner, at: Record, event: Event, plan: Plan, change: Change | None = None) -> Record:
         """hibernated or failed → waking (a new generation) → running."""
-        return await self.start(owner, await self._store.move(at, event, change or Change()), plan)
+        at = await self._store.move(at, event, change or Change())
+        crashpoint(CrashPoint.WAKE_RECORDED)
+        return await self.start(owner, at, plan)
 
     async def reboot(self, owner: Owner, at: Record) -> Record:
         """The guest rebooted: a supervised disk boot of the overlay it was writing, at a new generation."""
@@ -125,6 +128,7 @@ class Operations:
             await self._not_started(owner, at, plan, MachineFailed(f"The machine was not up after {START_LIMIT_S:.0f} seconds."))
         except PerdureError as error:
             await self._not_started(owner, at, plan, error)
+        crashpoint(CrashPoint.START_REPORTED)
         report = _resume_report(at, plan, facts)
         try:
             record = await self._store.started(at, report)
@@ -133,6 +137,7 @@ class Operations:
             with suppress(StaleGeneration, NotFound):
                 await node.stop(at.id, at.generation)
             raise
+        crashpoint(CrashPoint.START_COMMITTED)
         owner.woke(record)
         return record
 
@@ -158,6 +163,7 @@ class Operations:
         """A snapshot of a running workspace, which goes on."""
         snapshot_id = self._tools.mint_snapshot()
         await self._store.intend(at, snapshot_id, reason, name)
+        crashpoint(CrashPoint.CHECKPOINT_RECORDED)
         spec = CaptureSpec(at.id, at.generation, snapshot_id, CaptureMode.CHECKPOINT)
         try:
             facts = await self._tools.node(at).capture(spec)
@@ -167,7 +173,9 @@ class Operations:
             else:
                 await self._losses.settle(owner, at, Event.MACHINE_LOST, f"Lost during a checkpoint: {error.message}")
             raise
+        crashpoint(CrashPoint.CAPTURE_REPORTED)
         record, snapshot = await commit_capture(self._tools, at, facts, Event.CHECKPOINTED)
+        crashpoint(CrashPoint.CAPTURE_COMMITTED)
         owner.captured(record)
         return record, snapshot
 
@@ -184,6 +192,7 @@ class Operations:
             if not error.ambiguous:
                 owner.live = was
             raise
+        crashpoint(CrashPoint.HIBERNATE_RECORDED)
         spec = CaptureSpec(at.id, at.generation, snapshot_id, CaptureMode.HIBERNATE)
         try:
             facts = await self._tools.node(at).capture(spec)
@@ -199,7 +208,10 @@ class Operations:
             if record.workspace.head_snapshot_id != snapshot_id:
                 raise
             return record, await self._store.snapshot(record, snapshot_id)
-        return await commit_capture(self._tools, going, facts, Event.CAPTURED)
+        crashpoint(CrashPoint.CAPTURE_REPORTED)
+        captured = await commit_capture(self._tools, going, facts, Event.CAPTURED)
+        crashpoint(CrashPoint.CAPTURE_COMMITTED)
+        return captured
 
     async def _is_alive(self, at: Record) -> bool:
         """Whether the node still runs this generation."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
     Busy,
     Conflict,
@@ -84,6 +85,7 @@ class WorkspaceService:
         async def job() -> Record:
             try:
                 record = await self._store.insert(new, {"image": image.name, "by": ctx.principal})
+                crashpoint(CrashPoint.CREATE_RECORDED)
                 return await self._operations.start(owner, record, plan)
             finally:
                 owner.is_newborn = False

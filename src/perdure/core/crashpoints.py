@@ -1,0 +1,109 @@
+"""Named places at which a test makes the server, or a machine's VMM, die by SIGKILL. Off unless ``arm`` was called.
+
+A crash that must be survived has to be repeatable, so what works in steps passes a named point between any two of them. An armed
+process looks, at each point, into one file (setting ``crash_file``): a line ``POINT VICTIM HIT``, for instance
+``capture.written server 1``. At the HIT-th pass of that point since the line was first seen, the victim is killed. The file is
+removed before, so that a server started again lives, and so that the file's absence proves that the fault happened.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from perdure.core.errors import InvalidRequest
+
+#: A killed VMM is waited for, so that what comes after the point meets a dead one every time.
+DEATH_DEADLINE_S = 30.0
+
+
+class CrashPoint(StrEnum):
+    """``start`` is behind create, wake, fork and reboot; ``capture`` behind checkpoint and hibernate."""
+
+    CREATE_RECORDED = "create.recorded"  # the row says creating, the node knows nothing
+    WAKE_RECORDED = "wake.recorded"  # the row says waking, the node knows nothing
+    START_RECORDED = "start.recorded"  # the node's live record is durable, no machine yet
+    START_CLAIMED = "start.claimed"  # machine: a VMM, nothing in it
+    START_RESTORED = "start.restored"  # machine: memory, disk and devices are in, it stands still
+    START_RUNNING = "start.running"  # machine: the guest runs, no handshake yet
+    START_AWAKE = "start.awake"  # machine: the guest has answered, nobody knows
+    START_REPORTED = "start.reported"  # the node is done, the row not yet
+    START_COMMITTED = "start.committed"  # the row says running, the caller does not know
+    CHECKPOINT_RECORDED = "checkpoint.recorded"  # the snapshot's row is pending
+    HIBERNATE_RECORDED = "hibernate.recorded"  # the row says hibernating
+    CAPTURE_READY = "capture.ready"  # machine: the guest runs; directory and next layer are made
+    CAPTURE_PAUSED = "capture.paused"  # machine: stands still, nothing of it is saved
+    CAPTURE_COPIED = "capture.copied"  # machine: devices are saved, pages copied, the layer switched
+    CAPTURE_WRITTEN = "capture.written"  # every file is durable but the manifest
+    CAPTURE_PUBLISHED = "capture.published"  # machine: the snapshot exists, a hibernating machine still stands there
+    CAPTURE_ENDED = "capture.ended"  # the hibernated machine and its live record are gone
+    CAPTURE_REPORTED = "capture.reported"  # the node is done, the row not yet
+    CAPTURE_COMMITTED = "capture.committed"  # the row is complete, the caller does not know
+
+
+class Victim(StrEnum):
+    SERVER = "server"
+    VMM = "vmm"  # only at points that have a machine
+
+
+@dataclass(slots=True)
+class _Armed:
+    path: Path
+    line: str = ""
+    passes: int = 0
+
+
+_armed: _Armed | None = None
+
+
+def arm(path: Path | None) -> None:
+    """Look into ``path`` at every point from here on; None: at none."""
+    global _armed  # noqa: PLW0603 - one per process, like the process that it kills
+    _armed = None if path is None else _Armed(path)
+
+
+def crashpoint(point: CrashPoint, vmm: int | None = None) -> None:
+    """Pass the point, or die at it. ``vmm`` is the machine's process id where there is one."""
+    if _armed is not None:
+        _pass(_armed, point, vmm)
+
+
+def _pass(armed: _Armed, point: CrashPoint, vmm: int | None) -> None:
+    try:
+        line = armed.path.read_text().strip()
+    except FileNotFoundError:
+        return
+    if line != armed.line:
+        armed.line, armed.passes = line, 0
+    wanted, victim, hit = parse(line)
+    if wanted is not point:
+        return
+    if victim is Victim.VMM and vmm is None:
+        raise InvalidRequest(f"There is no machine at the crash point {point.value}.", hint="Kill the server there.")
+    armed.passes += 1
+    if armed.passes == hit:
+        armed.path.unlink()
+        _kill(os.getpid() if victim is Victim.SERVER or vmm is None else vmm)
+
+
+def parse(line: str) -> tuple[CrashPoint, Victim, int]:
+    """Raises InvalidRequest for a line that names no point, no victim or no number."""
+    try:
+        point, victim, hit = line.split()
+        return CrashPoint(point), Victim(victim), int(hit)
+    except ValueError as error:
+        raise InvalidRequest(f"{line!r} is no crash: it must be 'POINT VICTIM HIT'.", internal=str(error)) from error
+
+
+def _kill(pid: int) -> None:
+    """SIGKILL, and wait until it is dead. For this process, nothing after the signal happens."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [], DEATH_DEADLINE_S)
+    finally:
+        os.close(descriptor)
