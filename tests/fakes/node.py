@@ -23,7 +23,6 @@ from perdure.wire.node import (
     CaptureMode,
     CaptureSpec,
     Confinement,
-    ExecSpec,
     FileKind,
     FromDisk,
     FromSnapshot,
@@ -39,7 +38,7 @@ from perdure.wire.node import (
     StartReport,
     StartSpec,
 )
-from tests.fakes.memory_guest import Command, Handle, MemoryGuest, World
+from tests.fakes.memory_guest import Command, MemoryGuest, World
 from tests.fakes.memory_guest import Node as FileNode
 
 NODE = NodeId("nod_fake")
@@ -71,29 +70,11 @@ class StoredSnapshot:
     environment: dict[str, str]
 
 
-class WatchedGuest(MemoryGuest):
-    """Remembers who is attached to its commands: that is what keeps a workspace awake."""
-
-    def __init__(self, world: World, generation: int) -> None:
-        super().__init__(world, generation)
-        self.handles: list[Handle] = []
-
-    async def start_exec(self, spec: ExecSpec) -> Handle:
-        handle = await super().start_exec(spec)
-        self.handles.append(handle)
-        return handle
-
-    async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> Handle:
-        handle = await super().attach_exec(exec_id, stdout_offset, stderr_offset)
-        self.handles.append(handle)
-        return handle
-
-
 @dataclass
 class FakeMachine:
     spec: StartSpec
     world: World
-    guest: WatchedGuest
+    guest: MemoryGuest
     pid: int
     parent: SnapshotId | None
     captured: Files  # the disk at the last capture or start
@@ -214,7 +195,7 @@ class FakeNode:
         parent = spec.source.snapshot_id if isinstance(spec.source, (FromSnapshot, FromDisk)) else None
         # What is taken over is as new as it was: the last capture knows nothing of it.
         captured = taken.captured if taken is not None else copy.deepcopy(files)
-        guest = WatchedGuest(world, identity.generation)
+        guest = MemoryGuest(world, identity.generation)
         machine = FakeMachine(spec, world, guest, self._pids, parent, captured, touched_at=self.clock.monotonic())
         self.machines[identity.workspace_id] = machine
         if memory is not MemoryFate.KEPT:
@@ -345,7 +326,7 @@ class FakeNode:
         machine = self._machine(workspace_id, generation)
         if workspace_id in self.busy:
             return self.busy[workspace_id]
-        open_execs = sum(not handle.closed and handle.command.exited is None for handle in machine.guest.handles)
+        open_execs = sum(command.exited is None for command in machine.world.commands.values())
         return Activity(open_execs, 0, 0, self.clock.monotonic() - machine.touched_at, machine.changed or machine.is_dirty)
 
     def guest(self, workspace_id: WorkspaceId, generation: int) -> MemoryGuest:

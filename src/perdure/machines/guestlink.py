@@ -396,8 +396,13 @@ class GuestLink(GuestFiles):
         await self._await_ready()
         return self._data.open_stream(request)
 
-    def _note_started(self, exec_id: ExecId) -> None:
+    def _note_started(self, exec_id: ExecId) -> bool:
+        is_new = exec_id not in self._running
         self._running.add(exec_id)
+        return is_new
+
+    def _note_ended(self, exec_id: ExecId) -> None:
+        self._running.discard(exec_id)
 
 
 def _sentences(value: object) -> tuple[str, ...]:

@@ -71,9 +71,17 @@ class LinkExec:
     """One attachment. ``events`` may be iterated once."""
 
     def __init__(
-        self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int], reattach: Reattach, *, takes_stdin: bool
+        self,
+        exec_id: ExecId,
+        stream: LinkStream,
+        offsets: tuple[int, int],
+        reattach: Reattach,
+        *,
+        takes_stdin: bool,
+        on_exited: Callable[[], None],
     ) -> None:
         self.exec_id = exec_id
+        self._on_exited = on_exited
         self._takes_stdin = takes_stdin
         self._stream = stream
         self._reattach = reattach
@@ -102,6 +110,7 @@ class LinkExec:
                 self._gap(message)
             elif message.get("ev") == "exited":
                 await self._stream.close_write()
+                self._on_exited()
                 yield exited_of(self.exec_id, message)
                 await self._stream.read()  # its end, so that the stream is forgotten on both sides
                 return

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from perdure.core.errors import InvalidRequest, MachineFailed, PathEscape
+from perdure.core.errors import InvalidRequest, MachineFailed, PathEscape, PerdureError
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_exec import LinkExec, info_of, integer, moment_s
 from perdure.machines.guestlink_stream import LinkStream
@@ -53,8 +53,12 @@ class GuestFiles(ABC):
         """A new stream, once the link is ready."""
 
     @abstractmethod
-    def _note_started(self, exec_id: ExecId) -> None:
-        """A command runs from now on."""
+    def _note_started(self, exec_id: ExecId) -> bool:
+        """A command runs from now on. False when it was known to run."""
+
+    @abstractmethod
+    def _note_ended(self, exec_id: ExecId) -> None:
+        """A command does not run any more. Safe twice."""
 
     def _touch(self) -> None:
         self._last_activity = time.monotonic()
@@ -88,8 +92,14 @@ class GuestFiles(ABC):
 
     async def start_exec(self, spec: ExecSpec) -> LinkExec:
         """Start a command. Raises AlreadyExists for an id that the guest knows: attach instead, and nothing runs twice."""
-        stream, _ = await self._ask(_exec_request(spec), "exec")
-        self._note_started(spec.exec_id)
+        # Noted before it is asked for: a short command's end is told on the other channel and may overtake the answer.
+        is_new = self._note_started(spec.exec_id)
+        try:
+            stream, _ = await self._ask(_exec_request(spec), "exec")
+        except PerdureError:
+            if is_new:
+                self._note_ended(spec.exec_id)
+            raise
         return self._handle(spec.exec_id, stream, (0, 0), takes_stdin=spec.stdin)
 
     async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> LinkExec:
@@ -103,7 +113,14 @@ class GuestFiles(ABC):
         return (await self._ask(request, "exec"))[0]
 
     def _handle(self, exec_id: ExecId, stream: LinkStream, offsets: tuple[int, int], *, takes_stdin: bool = True) -> LinkExec:
-        return LinkExec(exec_id, stream, offsets, lambda out, err: self._attach(exec_id, out, err), takes_stdin=takes_stdin)
+        return LinkExec(
+            exec_id,
+            stream,
+            offsets,
+            lambda out, err: self._attach(exec_id, out, err),
+            takes_stdin=takes_stdin,
+            on_exited=lambda: self._note_ended(exec_id),
+        )
 
     async def signal_exec(self, exec_id: ExecId, signal: int) -> None:
         if signal not in signals.valid_signals():

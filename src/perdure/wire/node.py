@@ -202,7 +202,7 @@ class NodeUsage:
 class Activity:
     """What keeps a workspace awake (DESIGN D9), as the node sees it. Times are seconds ago."""
 
-    open_execs: int
+    open_execs: int  # commands that have not ended, watched or not: a job must not stop half-way because its client left
     open_streams: int  # inbound tunnels and transfers
     open_outbound: int  # egress streams
     idle_for_s: float  # since the last of any of these ended or a request arrived

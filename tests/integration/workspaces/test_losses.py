@@ -57,7 +57,7 @@ async def test_whoever_is_inside_keeps_it_awake(plane: ControlPlane) -> None:
     await plane.until("demo", is_state(HIBERNATED))
 
 
-async def test_a_command_that_somebody_watches_keeps_it_awake(plane: ControlPlane) -> None:
+async def test_a_running_command_keeps_it_awake_watched_or_not(plane: ControlPlane) -> None:
     await plane.create(idle_timeout_s=100.0, checkpoint_interval_s=0.0)
     async with plane.service.awake(CTX, "demo") as awake:
         handle = await awake.guest.start_exec(ExecSpec(ExecId("exe_1"), argv=("hang",)))
@@ -66,6 +66,12 @@ async def test_a_command_that_somebody_watches_keeps_it_awake(plane: ControlPlan
     await plane.service.upkeep.drain()
     assert await plane.state("demo") is RUNNING
     await handle.close()
+    await plane.service.upkeep.tick()
+    await plane.service.upkeep.drain()
+    assert await plane.state("demo") is RUNNING
+    async with plane.service.awake(CTX, "demo") as awake:
+        await awake.guest.kill_exec(ExecId("exe_1"))
+    plane.clock.advance(1000)
     await plane.service.upkeep.tick()
     await plane.until("demo", is_state(HIBERNATED))
 
