@@ -67,8 +67,10 @@ class Starter:
         self._pool = pool
         self._unresponsive_s = unresponsive_s
 
-    async def start(self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[], None]) -> tuple[Parts, StartReport]:
-        """Returns after the handshake. ``before_run`` is called right before the guest can run, ``on_stream`` for its streams.
+    async def start(
+        self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[Machine], None]
+    ) -> tuple[Parts, StartReport]:
+        """Returns after the handshake. ``before_run`` comes before the guest can ask for anything, ``on_stream`` when it asks.
 
         Raises what the parts raise; then nothing of this start remains (a take-over keeps the earlier generation's layers).
         """
@@ -89,7 +91,7 @@ class Starter:
             else:
                 await run.started(machine.pid)
             crashpoint(CrashPoint.START_RESTORED, machine.pid)
-            before_run()
+            before_run(machine)
             if plan.with_memory:
                 await machine.resume()
             times.mark("running")

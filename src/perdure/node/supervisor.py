@@ -84,7 +84,8 @@ class NodeSupervisor:
         self._compaction = Compaction(self._store, self._base_of)
         self._origins: dict[PoolKey, Origin] = {}
         self._residents: dict[WorkspaceId, Resident] = {}
-        self._starting: set[WorkspaceId] = set()
+        self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
+        self._frozen = False
         self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
         self._streams: set[asyncio.Task[None]] = set()
         self._debris: tuple[str, ...] = ()
@@ -116,14 +117,17 @@ class NodeSupervisor:
         self._pool.refill(origin.key)
 
     def pids(self) -> list[int]:
-        """VMM processes of awake workspaces: what the freeze watchdog stops."""
-        return [resident.machine.pid for resident in self._residents.values()]
+        """VMM processes whose guest can run, awake or on its way there: what the freeze watchdog stops. Any thread may ask."""
+        # The copies are each made in one step; to walk the tables themselves would fail when a workspace comes or goes.
+        machines = [*(resident.machine for resident in list(self._residents.values())), *list(self._starting.values())]
+        return [machine.pid for machine in machines if machine is not None and machine.state is not MachineState.DEAD]
 
     def pool_pids(self) -> list[int]:
         return self._pool.pids()
 
     def lease_changed(self, frozen: bool) -> None:
         """The watchdog has stopped or continued every machine."""
+        self._frozen = frozen
         kind = NodeEventKind.FROZEN if frozen else NodeEventKind.THAWED
         for resident in self._residents.values():
             (resident.freeze if frozen else resident.thaw)()
@@ -136,7 +140,7 @@ class NodeSupervisor:
         await self._make_way(spec)
         if workspace_id in self._starting:
             raise Conflict(f"Workspace {workspace_id} is being started already.")
-        self._starting.add(workspace_id)
+        self._starting[workspace_id] = None
         try:
             if isinstance(spec.source, FromSnapshot):
                 await self._compaction.out_of_the_way(spec.source.snapshot_id)
@@ -144,15 +148,17 @@ class NodeSupervisor:
             self._origins[origin.key] = origin
             allowed = EgressRules.parse((*origin.image.egress_allow, *spec.egress_allow))
             parts, report = await self._starter.start(
-                spec, self._serve_stream(spec.identity), lambda: self._register(spec.identity, allowed)
+                spec, self._serve_stream(spec.identity), lambda machine: self._register(spec.identity, allowed, machine)
             )
         except BaseException:
             await self._unregister(spec.identity)
             raise
         finally:
-            self._starting.discard(workspace_id)
+            del self._starting[workspace_id]
         resident = Resident(parts, self._parts.clock, self._parts.settings.unresponsive_s, self._events.put_nowait)
         self._residents[workspace_id] = resident
+        if self._frozen:
+            resident.freeze()
         resident.watch()
         return report
 
@@ -176,7 +182,8 @@ class NodeSupervisor:
     def _launch(self, key: PoolKey) -> LaunchSpec:
         return self._goldens.launch(self._origins[key], "warm")
 
-    def _register(self, identity: Identity, rules: EgressRules) -> None:
+    def _register(self, identity: Identity, rules: EgressRules, machine: Machine) -> None:
+        self._starting[identity.workspace_id] = machine
         self._parts.egress.register(identity, rules)
         self._parts.selfservice.register(identity)
 
