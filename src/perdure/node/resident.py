@@ -216,7 +216,9 @@ class Resident:
                 self._tell(NodeEventKind.NO_SPACE, event.detail)
                 self._tasks.append(asyncio.create_task(self._await_room(), name=f"room-{self.identity.workspace_id}"))
             elif event.kind is EventKind.IO_ERROR:
+                # The machine stands still and will not go on by itself: to its users that is silence, and it has the same exits.
                 log.error("a disk of a machine failed", workspace=self.identity.workspace_id, detail=event.detail)
+                self._tell(NodeEventKind.UNRESPONSIVE, f"Its disk failed: {event.detail}")
             else:
                 self._tell(ended_as or NodeEventKind.DIED, event.detail)
 
