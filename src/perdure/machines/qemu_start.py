@@ -61,7 +61,7 @@ class Starting:
             os.close(block_read)
         handles.close_inherited()
         qmp_socket, serial_fd = handles.take()
-        self.qmp = QmpClient(qmp_socket, self.on_event)
+        self.qmp = QmpClient(qmp_socket, self.on_event, self._on_lost)
         self.serial = Tail(serial_fd, CONSOLE_TAIL_BYTES)
 
     async def talk(self, *, restores: bool) -> Watched:
@@ -100,6 +100,11 @@ class Starting:
         self._exited = True
         if self._machine is not None:
             self._machine.on_exit()
+
+    def _on_lost(self) -> None:
+        """A machine that nobody can pause or capture any more would run on for ever: its loss is told, and can be recovered."""
+        if self._vmm is not None:
+            self._vmm.kill()
 
     def hand_over(self, machine: QemuMachine) -> None:
         """From now on the machine hears what happens, beginning with what happened already."""

@@ -35,12 +35,18 @@ class QmpError(MachineFailed):
 
 
 class QmpClient:
-    """Owns one end of a connected socket. ``on_event`` must not block."""
+    """Owns one end of a connected socket. ``on_event`` must not block.
 
-    def __init__(self, sock: socket.socket, on_event: Callable[[Event], None]) -> None:
+    ``on_lost`` is called once when the VMM may live but can no longer be spoken to: whoever owns it should end it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, on_event: Callable[[Event], None], on_lost: Callable[[], None] = lambda: None
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._on_event = on_event
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._lock = asyncio.Lock()
@@ -107,7 +113,7 @@ class QmpClient:
                 return await self._answer
         except TimeoutError:
             # The stream cannot be trusted any more: a late answer would be taken for the next command's.
-            self._fail("it did not answer in time")
+            self._lose("it did not answer in time")
             raise MachineDied(f"The virtual machine monitor did not answer {command!r} in {deadline_s:g} seconds.") from None
         finally:
             self._answer = None
@@ -157,13 +163,13 @@ class QmpClient:
             if line.strip():
                 self._on_line(line)
         if len(self._buffer) > LINE_MAX:
-            self._fail("it sent a line without end")
+            self._lose("it sent a line without end")
 
     def _on_line(self, line: bytes) -> None:
         try:
             message = json.loads(line)
         except ValueError:
-            self._fail("it sent something that is not JSON")
+            self._lose("it sent something that is not JSON")
             return
         if "QMP" in message:
             if not self._greeting.done():
@@ -172,6 +178,11 @@ class QmpClient:
             self._on_event(message)
         elif self._answer is not None and not self._answer.done() and message.get("id") == self._serial:
             self._answer.set_result(message)
+
+    def _lose(self, why: str) -> None:
+        if self._open:
+            self._fail(why)
+            self._on_lost()
 
     def _fail(self, why: str) -> None:
         if not self._open:

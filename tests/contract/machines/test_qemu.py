@@ -204,6 +204,14 @@ async def test_a_command_under_way_when_the_vmm_dies(qemu_machine: QemuMachine) 
             await waiting
 
 
+async def test_a_vmm_that_answers_no_more_is_ended(qemu_machine: QemuMachine) -> None:
+    os.kill(qemu_machine.pid, signal.SIGSTOP)
+    with pytest.raises(MachineDied, match="did not answer"):
+        await qemu_machine._qmp.execute("query-status", deadline_s=0.2)
+    async with asyncio.timeout(DEADLINE_S):
+        assert [event.kind async for event in qemu_machine.events()] == [EventKind.EXITED]
+
+
 async def test_a_panic_tells_the_kernels_words(qemu_machine: QemuMachine) -> None:
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await ask(qemu_machine, "crash")

@@ -60,8 +60,12 @@ class Pair:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.events: list[Event] = []
-        self.client = QmpClient(ours, self.events.append)
+        self.lost = 0
+        self.client = QmpClient(ours, self.events.append, self.lose)
         self.peer = Peer(theirs)
+
+    def lose(self) -> None:
+        self.lost += 1
 
     async def greet(self) -> None:
         self.peer.say(GREETING)
@@ -149,6 +153,7 @@ async def test_an_answer_that_does_not_come(pair: Pair) -> None:
         await pair.client.execute("hang", deadline_s=0.05)
     with pytest.raises(MachineDied, match="has ended"):
         await pair.client.execute("any")
+    assert pair.lost == 1
 
 
 async def test_no_greeting(pair: Pair) -> None:
@@ -167,6 +172,7 @@ async def test_rubbish_ends_the_session(pair: Pair, rubbish: bytes) -> None:
         await asking
     sending.cancel()
     assert not pair.client.is_open
+    assert pair.lost == 1
 
 
 async def test_the_end_of_the_vmm_fails_what_waits(pair: Pair) -> None:
@@ -178,6 +184,7 @@ async def test_the_end_of_the_vmm_fails_what_waits(pair: Pair) -> None:
     for task in (asking, waiting):
         with pytest.raises(MachineDied):
             await task
+    assert pair.lost == 0
 
 
 async def test_closing_twice_is_fine(pair: Pair) -> None:
