@@ -83,6 +83,7 @@ class Resident:
             asyncio.create_task(self._follow_events(), name=f"events-{self.identity.workspace_id}"),
             asyncio.create_task(self._follow_pulse(), name=f"pulse-{self.identity.workspace_id}"),
         ]
+        self._collapse_if_deep()  # each sleep and wake adds a layer
 
     @property
     def generation(self) -> int:

@@ -60,6 +60,7 @@ class StubLink:
 
 
 class StubRun:
+    layer_count = 1
     ended: bool | None = None
 
     def end(self, *, keep_layers: bool) -> int:
