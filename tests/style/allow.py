@@ -44,7 +44,6 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
         "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",
         "src/perdure/sdk/_acompat.py::Background._run": "the top of a thread: kept for whoever waits",
-        "src/perdure/workspaces/owner.py::Owner._attempt": "the top of a job: logged, told to the caller, repaired from the row",
     },
     "built-sql": {
         "src/perdure/db/embedded.py::EmbeddedPostgres._ensure_database": "takes no parameters; a constant name",

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from perdure.core.clock import Clock
-from perdure.core.errors import Busy, PerdureError
 from perdure.core.ids import WorkspaceId
+from perdure.core.inbox import Inbox
 from perdure.workspaces.rows import Record
 
 T = TypeVar("T")
@@ -52,8 +51,7 @@ class Owner:
         self.is_ticking = False  # an automatic job of this workspace is queued or running
         self._clock = clock
         self._on_defect = on_defect
-        self._inbox: deque[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]]] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._inbox = Inbox(workspace_id, INBOX_LIMIT, self._report_defect)
 
     # --------------------------------------------------------------------------------------------------------------- liveness
 
@@ -91,63 +89,21 @@ class Owner:
 
     @property
     def is_busy(self) -> bool:
-        return self._task is not None
+        return self._inbox.is_busy
 
     # ------------------------------------------------------------------------------------------------------------------ inbox
 
     async def run(self, job: Callable[[], Awaitable[T]], *, urgent: bool = False) -> T:
-        """Queue a job and wait for its result. A caller that goes away does not stop the job. Raises Busy when too many wait;
-        ``urgent`` ones (what happened, not what is asked) are never refused."""
-        if len(self._inbox) >= INBOX_LIMIT and not urgent:
-            raise Busy(f"Too many operations wait for this workspace (limit {INBOX_LIMIT}).")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_retrieve)
-        self._inbox.append((job, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._work(), name=f"owner-{self.id}")
-        return await asyncio.shield(future)
+        """See ``Inbox.run``."""
+        return await self._inbox.run(job, urgent=urgent)
 
     def stop(self) -> None:
         """Drop everything at once, as a crash would: what was begun is left to the reconciler."""
-        for task in (self._task, self.waking):
-            if task is not None:
-                task.cancel()
+        self._inbox.stop()
+        if self.waking is not None:
+            self.waking.cancel()
 
-    async def _work(self) -> None:
-        try:
-            while self._inbox:
-                job, future = self._inbox.popleft()
-                try:
-                    await self._attempt(job, future)
-                finally:
-                    if not future.done():
-                        future.cancel()
-        finally:
-            self._task = None
-            while self._inbox:
-                self._inbox.popleft()[1].cancel()
-
-    async def _attempt(self, job: Callable[[], Awaitable[T]], future: asyncio.Future[T]) -> None:
-        try:
-            result = await job()
-        except PerdureError as error:
-            if not future.done():
-                future.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - see below
-            # The top of a job: its state in the database is whatever was committed last, and the repair that this asks for
-            # reads it from there.
-            _log.exception("a job of workspace %s failed in a way nobody foresaw", self.id)
-            if not future.done():
-                future.set_exception(
-                    PerdureError("The operation failed inside Perdure; the server's log says why.", internal=repr(error))
-                )
-            self._on_defect(self)
-        else:
-            if not future.done():
-                future.set_result(result)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """A caller that went away must not make asyncio complain that nobody read the error."""
-    if not future.cancelled():
-        future.exception()
+    def _report_defect(self, error: Exception) -> None:
+        """The state in the database is whatever was committed last, and the repair that this asks for reads it from there."""
+        _log.error("a job of workspace %s failed in a way nobody foresaw", self.id, exc_info=error)
+        self._on_defect(self)
