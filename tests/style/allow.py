@@ -26,6 +26,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/node/resident.py::Resident._follow_pulse": "a period between pings",
         "tests/fakes/api_server.py::FakeServer.wait_for.watch": "looks at a condition inside the server between its events",
         "tests/fakes/guest_agent.py::_child": "the kernel sends no event for a child's birth",
+        "src/perdure/node/compaction.py::Compaction._work": "a period: what fell asleep is looked at a while later, on purpose",
         "src/perdure/node/lease.py::LeaseKeeper._keep": "a period, not a wait: a lease is renewed by the clock",
         "src/perdure/sdk/_acompat.py::apause": "delay between retries of a call; the server has nothing to signal with",
         "src/perdure/sdk/_acompat.py::pause": "the sync twin of apause",
@@ -43,6 +44,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/inbox.py::Inbox._attempt": "the top of a job: told to the caller, recorded by the owner's on_defect",
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
         "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",
+        "src/perdure/workspaces/upkeep.py::_logged": "the top of background tasks and loops: logged, and the next pass comes",
         "src/perdure/sdk/_acompat.py::Background._run": "the top of a thread: kept for whoever waits",
     },
     "built-sql": {

@@ -77,6 +77,6 @@ class Compaction:
             return 0 if base is None else await asyncio.to_thread(compact, self._store, snapshot_id, base)
         except NotFound:
             return 0  # deleted meanwhile
-        except PerdureError as error:
-            log.warning("a sleeping snapshot was not compacted", snapshot=snapshot_id, error=error.message)
+        except (PerdureError, OSError) as error:  # the next one is compacted all the same
+            log.warning("a sleeping snapshot was not compacted", snapshot=snapshot_id, error=str(error))
             return 0

@@ -20,7 +20,7 @@ import structlog
 
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import MachineDied, MachineFailed, NoSpace, PerdureError
+from perdure.core.errors import MachineDied, NoSpace, PerdureError
 from perdure.core.inbox import Inbox
 from perdure.machines.driver import EventKind, Machine, MachineState
 from perdure.machines.guestlink import GuestLink
@@ -241,7 +241,7 @@ class Resident:
                 continue
             try:
                 self._cpu_s = await self.link.cpu_s()
-            except MachineFailed:  # GuestUnresponsive among them
+            except PerdureError:  # no answer, or none that an agent in order would give
                 if not self._standing_still and self._clock.monotonic() - heard_at >= self._unresponsive_s:
                     self._tell(NodeEventKind.UNRESPONSIVE, f"The agent has not answered for {self._unresponsive_s:g} s.")
                     return

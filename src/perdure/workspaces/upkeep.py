@@ -280,11 +280,16 @@ class Upkeep:
 
 
 async def _logged(work: Awaitable[object]) -> None:
-    """Background work: an error has been recorded where it happened, or the next pass meets it again."""
+    """Background work: an error has been recorded where it happened, or the next pass meets it again.
+
+    Nothing may end a loop that calls this: without it nobody would ever sleep, be checkpointed or be repaired again.
+    """
     try:
         await work
     except PerdureError as error:
         _log.warning("%s (%s)", error.message, error.internal)
+    except Exception:  # noqa: BLE001 - the top of every background task
+        _log.exception("background work failed in a way nobody foresaw")
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -88,9 +88,10 @@ async def test_a_wake_waits_for_the_rewrite_of_its_own_snapshot_only(rewriter: R
     assert await running == 100
 
 
-async def test_a_damaged_snapshot_does_not_stop_the_others(rewriter: Rewriter) -> None:
+@pytest.mark.parametrize("error", [CorruptSnapshot("damaged"), OSError(5, "Input/output error")])
+async def test_a_damaged_snapshot_does_not_stop_the_others(rewriter: Rewriter, error: Exception) -> None:
     rewriter.go.set()
-    rewriter.error = CorruptSnapshot("damaged")
+    rewriter.error = error
     work = make()
     work.sleeps(ONE)
     work.sleeps(TWO)
