@@ -39,6 +39,8 @@ CLOCK_TOLERANCE_NS = 50_000_000
 _CLOCK_TRIES = 5
 _ENTROPY_BYTES = 64
 _QUIESCE_EXTRA_S = 5.0
+#: How often a link that broke is mended when it breaks again while it is.
+_RECOVERIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class GuestLink(GuestFiles):
 
     async def open(self, deadline_s: float) -> Hello:
         """Connect both channels, resynchronise, and shake hands. Raises GuestUnresponsive, MachineFailed for another protocol."""
+        hello = await self._connect(deadline_s)
+        self._ready.set()
+        return hello
+
+    async def _connect(self, deadline_s: float) -> Hello:
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.gather(self._control.open(), self._data.open())
@@ -143,8 +150,13 @@ class GuestLink(GuestFiles):
             ) from error
         except OSError as error:
             raise MachineDied("The machine does not accept a connection.", internal=str(error)) from error
-        self._ready.set()
+        self._check_whole()
         return hello
+
+    def _check_whole(self) -> None:
+        """Raises MachineDied when a channel broke after it was opened: nobody hears of it before the link is ready."""
+        if self._control.is_broken or self._data.is_broken:
+            raise MachineDied("The connection to the workspace broke again.", ambiguous=True)
 
     async def _say_hello(self, deadline_s: float) -> Hello:
         sent = self._wall_ns()
@@ -195,7 +207,11 @@ class GuestLink(GuestFiles):
         if self._retired:
             raise StaleGeneration(f"Generation {self.generation} of this workspace is over.")
         if self.closed.is_set():
-            raise MachineDied(f"The connection to the workspace is gone: {self.closed_because}.")
+            raise MachineDied(
+                "The connection to the workspace is gone: its machine ended, or starts anew.",
+                hint="Try again: that wakes it. Whether a command had begun, 'perdure log' and its own traces tell.",
+                internal=self.closed_because,
+            )
 
     # --------------------------------------------------------------------------------------------------- recovery
 
@@ -207,16 +223,26 @@ class GuestLink(GuestFiles):
         self._recovery = asyncio.create_task(self._recover(why), name="guest link recovery")
 
     async def _recover(self, why: str) -> None:
+        for left in reversed(range(_RECOVERIES)):
+            try:
+                await self._reconnect()
+            except PerdureError as error:
+                if left and isinstance(error, MachineDied):
+                    continue  # it broke once more; a machine that is dead says so each time at once
+                self._end(f"{why}; {error.message}")
+                await self._hang_up(why)
+            return
+
+    async def _reconnect(self) -> None:
+        """Both channels and the same wake once more; nobody is let in before it is told."""
         before = self.hello
-        try:
-            await self.open(self._unresponsive_s)
-            if before is None or self.hello is None or before.instance != self.hello.instance:
-                self._running.clear()
-            if self._wake_request is not None:
-                await self._wake(self._wake_request, new_identity=False, deadline_s=self._unresponsive_s)
-        except PerdureError as error:
-            self._end(f"{why}; {error.message}")
-            await self._hang_up(why)
+        await self._connect(self._unresponsive_s)
+        if before is None or self.hello is None or before.instance != self.hello.instance:
+            self._running.clear()
+        if self._wake_request is not None:
+            await self._wake(self._wake_request, new_identity=False, deadline_s=self._unresponsive_s)
+        self._check_whole()
+        self._ready.set()
 
     async def _await_ready(self) -> None:
         self.check()

@@ -51,6 +51,7 @@ class Channel:
         self._synced: asyncio.Future[None] | None = None
         self._streams: dict[int, LinkStream] = {}
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.is_broken = False  # since it was opened
 
     # ------------------------------------------------------------------------------------------------- connection
 
@@ -59,6 +60,7 @@ class Channel:
         await self.close("the channel is opened anew")
         self._mux = Mux(Role.HOST)
         reader, self._writer = await self._connect()
+        self.is_broken = False
         self._mux.begin(os.urandom(NONCE_BYTES))
         self._synced = asyncio.get_running_loop().create_future()
         self._output.set()
@@ -108,6 +110,7 @@ class Channel:
         self._break(why)
 
     def _break(self, why: str) -> None:
+        self.is_broken = True
         self._fail(MachineDied(f"The connection to the workspace broke: {why}.", ambiguous=True))
         self._on_broken(why)
 

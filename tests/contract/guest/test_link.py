@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -202,6 +203,30 @@ async def test_when_the_agent_dies_its_commands_are_lost_and_the_users_world_goe
     assert report.execs_lost == (handle.exec_id,)
     await place.guest.kill_exec(handle.exec_id)
     assert (await place.run(f"while kill -0 {pid}; do sleep 0.1; done", run_limit_s=DEADLINE_S)).exited.end is ExecEnd.EXITED
+
+
+@pytest.mark.parametrize("second", list(ChannelName))
+async def test_a_link_that_breaks_while_it_is_mended_comes_back(
+    pair: tuple[HostAgent, Place], monkeypatch: pytest.MonkeyPatch, second: ChannelName
+) -> None:
+    agent, place = pair
+    link, wake, woken = place.link, place.link._wake, 0
+
+    async def cut_once(*arguments: Any, **fields: Any) -> Any:
+        nonlocal woken
+        woken += 1
+        if woken == 1:
+            agent.ports[second]._close_host()
+        return await wake(*arguments, **fields)
+
+    monkeypatch.setattr(link, "_wake", cut_once)
+    agent.ports[ChannelName.CONTROL]._close_host()
+    while woken < 2:
+        assert not link.closed.is_set(), link.closed_because
+        with contextlib.suppress(MachineDied):  # what was under way at a cut
+            await link.ping()
+    assert (await place.run("hostname")).stdout == b"box\n"
+    assert not link.closed.is_set()
 
 
 async def test_a_machine_that_is_gone_ends_the_link_for_good(pair: tuple[HostAgent, Place]) -> None:
