@@ -50,7 +50,15 @@ def render(document: dict[str, Any]) -> str:
     """The whole page."""
     host = "\n".join(f"| {name} | {value} |" for name, value in document["host"].items())
     rows = "\n".join(_row(row) for row in document["rows"])
-    return HEAD.format(suite=document["suite"], host=host, rows=rows) + TAIL
+    return HEAD.format(suite=document["suite"], host=host, rows=rows) + _busy(document["host"]) + TAIL
+
+
+def _busy(host: dict[str, Any]) -> str:
+    """A run beside other work is worth less, and the page says so."""
+    load, cpus = host.get("load_1min", 0), host["cpus"]
+    if load <= 2 * cpus:
+        return ""
+    return f"\n**The host was busy with other work** (load {load} on {cpus} CPUs): figures are too high, tails most of all.\n"
 
 
 if __name__ == "__main__":

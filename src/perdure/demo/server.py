@@ -124,7 +124,8 @@ async def temporary_server(**overrides: object) -> AsyncIterator[Server]:
         settings = Settings.model_validate({**base.model_dump(), **values})
         log = home / "server.log"
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, log), name="perdure-server")
-        process.start()
+        with _undisturbed():  # inherited: a Ctrl-C before the child has left the terminal's session must not reach it
+            process.start()
         server = Server(settings, process, log)
         try:
             await server.ready()
@@ -136,7 +137,7 @@ async def temporary_server(**overrides: object) -> AsyncIterator[Server]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C while things are being put away would leave them behind."""
+    """No Ctrl-C inside: one while things are being put away would leave them behind."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

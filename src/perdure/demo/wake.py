@@ -21,6 +21,8 @@ from perdure.sdk import AsyncClient, AsyncWorkspace
 
 SAMPLES = 20
 FLEET = 50
+#: With fewer samples than usual the run is a trial, and so is its fleet.
+TRIAL_FLEET = 5
 HOLDER_PORT = 9000
 LIGHT_MIB = 5
 #: Private memory at which the checkpoint's pause is shown too, in MiB of a live process.
@@ -171,17 +173,17 @@ def _wake_rows(bench: Bench) -> list[Row]:
     def bare(name: str) -> Against:
         return Against("bare: the same QEMU steps without the control plane", taken[f"bare {name}"])
 
-    def with_note(name: str, key: str, against: Against, goal: Goal) -> list[Row]:
-        return rows(name, taken[key], "ms", against=against, goal=goal, note=bench.notes["wake"])
+    def judged(name: str, key: str, against: Against, goal: Goal, note: str = "") -> list[Row]:
+        return rows(name, taken[key], "ms", against=against, goal=goal, note=note)
 
+    note = f"{bench.notes['wake']}; the commit after the wake and the answer's way are counted too"
     return [
         *rows("cold boot", taken["cold boot"], "ms"),
-        *with_note("request to guest running", "running", bare("running"), Goal(at_most=45, times=2.5)),
-        *with_note("request to guest running, against bare", "running", bare("running"), Goal(times=1.5)),
-        *with_note("request to first agent reply", "reply", cold, Goal(times=1 / 25)),
-        *with_note("request to first agent reply, against bare", "reply", bare("reply"), Goal(times=1.5)),
-        *with_note("request to first exec reply", "exec", cold, Goal(times=1 / 10)),
-        *with_note("request to first exec reply, against bare", "exec", bare("exec"), Goal(times=1.5)),
+        *judged("request to guest running", "running", bare("running"), Goal(at_most=45, times=2.5), note),
+        *judged("request to first agent reply", "reply", cold, Goal(times=1 / 25)),
+        *judged("request to first agent reply, against bare", "reply", bare("reply"), Goal(times=1.5)),
+        *judged("request to first exec reply", "exec", cold, Goal(times=1 / 10)),
+        *judged("request to first exec reply, against bare", "exec", bare("exec"), Goal(times=1.5)),
     ]
 
 
@@ -247,33 +249,32 @@ async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
 
 async def _fleet(bench: Bench) -> list[Row]:
     """Many sleeping workspaces: what one costs, and that all of them, and the pool, lie on one base file."""
+    size = FLEET if bench.count >= SAMPLES else TRIAL_FLEET
     before_bytes, before_memory = bench.stored(), observe.private_bytes(_servers(bench))
     pooled = len(observe.vmms(bench.server.pid))
     fleet: list[AsyncWorkspace] = []
-    for number in range(FLEET):
+    for number in range(size):
         if number % 10 == 0:
-            bench.say(f"putting {FLEET} workspaces to sleep: {number} sleep")
+            bench.say(f"putting {size} workspaces to sleep: {number} sleep")
         fleet.append(await AsyncWorkspace.create(f"fleet-{number}", client=bench.client))
         await fleet[-1].sleep()
-    stored = (bench.stored() - before_bytes) / FLEET / 1e6
-    memory = max(0, observe.private_bytes(_servers(bench)) - before_memory) / FLEET / 1e6
+    stored = (bench.stored() - before_bytes) / size / 1e6
+    memory = max(0, observe.private_bytes(_servers(bench)) - before_memory) / size / 1e6
     processes = max(0, len(observe.vmms(bench.server.pid)) - pooled)
     bases = await _bases(bench, fleet[0], fleet[-1])
-    bench.say(f"deleting {FLEET} workspaces")
+    bench.say(f"deleting {size} workspaces")
     for ws in fleet:
         await ws.delete()
     return [
-        Row(f"bytes of each of {FLEET} fresh sleeping workspaces", stored, "MB", goal=Goal(at_most=12)),
+        Row(f"bytes of each of {size} fresh sleeping workspaces", stored, "MB", goal=Goal(at_most=12)),
         Row(
-            f"base files under {FLEET} workspaces",
+            f"base files under {size} workspaces",
             len(bases),
             "files",
             goal=Goal(at_most=1),
             note="what the processes of the first and the last map when awake",
         ),
-        Row(
-            f"processes of {FLEET} sleeping workspaces", processes, "processes", goal=Goal(at_most=0), note="the warm pool aside"
-        ),
+        Row(f"processes of {size} sleeping workspaces", processes, "processes", goal=Goal(at_most=0), note="the warm pool aside"),
         Row(
             "private memory that each sleeping workspace adds",
             memory,
