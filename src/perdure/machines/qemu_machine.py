@@ -196,7 +196,8 @@ class QemuMachine:
                     f"/proc/self/fd/{directory}/{channel.value}", limit=CHANNEL_BUFFER
                 )
         except (OSError, TimeoutError) as error:
-            self._check_alive()
+            if not self._parts.vmm.is_alive():  # its sockets are gone before the loop is told of its end
+                raise self._died() from error
             raise MachineFailed(
                 f"The channel {channel.value} of machine {self.name} cannot be reached.", internal=str(error)
             ) from error

@@ -116,6 +116,8 @@ class QmpClient:
             self._lose("it did not answer in time")
             raise MachineDied(f"The virtual machine monitor did not answer {command!r} in {deadline_s:g} seconds.") from None
         finally:
+            if self._answer.done() and not self._answer.cancelled():
+                self._answer.exception()  # the sending may have failed too, and is what the caller is told
             self._answer = None
 
     def close(self) -> None:

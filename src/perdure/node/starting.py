@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import InvalidRequest
 from perdure.machines.driver import Machine
@@ -31,6 +33,8 @@ from perdure.wire.node import FromDisk, FromSnapshot, MemoryFate, StartReport, S
 RESTORED_HELLO_S = 60.0
 BOOTED_HELLO_S = 240.0
 PoolKey = tuple[str, str]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,10 @@ class Starter:
             crashpoint(CrashPoint.START_CLAIMED, machine.pid)
             if plan.with_memory:
                 noted = asyncio.create_task(run.started(machine.pid))
-                times.add(await run.restore(machine))
-                await noted
+                try:
+                    times.add(await run.restore(machine))
+                finally:  # else a failed start could be put on record after its end
+                    await noted
                 times.mark("restored")
             else:
                 await run.started(machine.pid)
@@ -182,6 +188,8 @@ class Starter:
             request = WakeRequest(spec.identity, new_identity=spec.new_identity, environment=spec.environment)
             woken = await link.wake(request)
             times.mark("repaired")
+            for problem in (*hello.problems, *woken.problems):
+                log.warning("a guest is not in order", workspace=spec.identity.workspace_id, problem=problem)
             if not plan.with_memory:
                 await link.grow_disk()
         except BaseException:

@@ -188,9 +188,10 @@ class MachineRun:
         try:
             await machine.attach_disk(self.chain())
             timings["disk"] = _ms(begun)
-        finally:
-            await asyncio.wait([memory])
-        memory.result()
+        except BaseException:
+            await asyncio.gather(memory, return_exceptions=True)
+            raise
+        await memory
         timings["memory"] = _ms(begun)
         loading = time.perf_counter()
         await machine.load_devices(self._devices)
