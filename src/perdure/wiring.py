@@ -28,6 +28,7 @@ from perdure.core.errors import Conflict
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
+from perdure.db.keeper import DatabaseKeeper
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
@@ -121,14 +122,23 @@ async def _running(settings: Settings) -> AsyncIterator[ApiServer]:
 @asynccontextmanager
 async def _database(settings: Settings) -> AsyncIterator[Database]:
     async with AsyncExitStack() as stack:
-        url = settings.database_url
-        if url is None:
-            embedded = EmbeddedPostgres(settings.home)
-            url = await embedded.start()
-            stack.push_async_callback(embedded.stop)
-        database = await connect_migrated(url)
-        stack.push_async_callback(database.close)
+        if settings.database_url is not None:
+            yield await _connected(stack, settings.database_url)
+            return
+        embedded = EmbeddedPostgres(settings.home)
+        url = await embedded.start()
+        stack.push_async_callback(embedded.stop)
+        database = await _connected(stack, url)
+        keeper = DatabaseKeeper(embedded, database.renew)
+        keeper.start()
+        stack.push_async_callback(keeper.close)
         yield database
+
+
+async def _connected(stack: AsyncExitStack, url: str) -> Database:
+    database = await connect_migrated(url)
+    stack.push_async_callback(database.close)
+    return database
 
 
 @dataclass(frozen=True, slots=True)

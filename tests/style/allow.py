@@ -22,6 +22,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/guest/world.py": "makes the users' PID namespace with its reaper",
     },
     "sleep": {
+        "src/perdure/db/keeper.py::DatabaseKeeper._keep": "a period between attempts to start a database",
         "src/perdure/node/resident.py::Resident._await_room": "a period: nothing tells that a file system has room again",
         "src/perdure/node/resident.py::Resident._follow_pulse": "a period between pings",
         "tests/fakes/api_server.py::FakeServer.wait_for.watch": "looks at a condition inside the server between its events",

@@ -81,6 +81,11 @@ class Database:
     async def close(self) -> None:
         await self._pool.close()
 
+    async def renew(self) -> None:
+        """The server was started again: put new connections in the place of those that broke."""
+        with _mapped():
+            await self._pool.check()
+
     def shift_clock(self, seconds: float) -> None:
         """Tests only: ``perdure_now()`` answers this much later for everything that runs on this pool from here on."""
         self._offset_s += seconds
