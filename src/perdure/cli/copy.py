@@ -20,6 +20,8 @@ from perdure.wire.node import FileKind
 
 _REMOTE = re.compile(r"^([A-Za-z0-9][A-Za-z0-9_@-]*):(.*)$", re.DOTALL)
 HOME = "/root"
+#: A system directory is full of absolute links; a terminal need not see them all.
+SKIPPED_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -115,5 +117,7 @@ def _is_directory(workspace: Workspace, path: str) -> bool:
 def _tell(transfer: Transfer) -> None:
     files = "1 file" if transfer.files == 1 else f"{transfer.files} files"
     say(f"{files} copied, {size(transfer.bytes)}")
-    for one in transfer.skipped:
+    for one in transfer.skipped[:SKIPPED_SHOWN]:
         note(f"[yellow]skipped {markup(one.path)}: {markup(one.reason)}[/]")
+    if len(transfer.skipped) > SKIPPED_SHOWN:
+        note(f"[yellow]skipped {len(transfer.skipped) - SKIPPED_SHOWN} more; --json names them all[/]")

@@ -353,6 +353,11 @@ def test_cp_from_a_hostile_workspace(perdure: Run, server: FakeServer, tmp_path:
     assert sorted(path.name for path in target.iterdir()) == ["good", "near"]
     assert [path.name for path in target.parent.iterdir()] == ["here"]
     assert (target / "good").stat().st_mode & 0o7777 == 0o755
+    files.update({f"/bad/{number:02}": Node(FileKind.OTHER) for number in range(30)})
+    assert perdure(f"cp demo:/bad {target}").err.splitlines()[-2:] == [
+        "skipped 18: it is a device, socket or pipe",
+        "skipped 15 more; --json names them all",
+    ]
     files["/huge"] = Node(FileKind.FILE, bytearray(b"x"), declared_size=1 << 60)
     huge = perdure(f"cp demo:/huge {tmp_path}/huge")
     assert (huge.code, "bytes and" in huge.err, (tmp_path / "huge").exists()) == (1, True, False)
