@@ -13,7 +13,7 @@ from perdure.machines.qemu_args import Descriptors, Invocation, Start, arguments
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = {"7.2": ((7, 2, 22), "pc-q35-7.2"), "10.0": ((10, 0, 2), "pc-q35-10.0")}
-MODELS = {Accelerator.TCG: "max", Accelerator.KVM: "Haswell-noTSX"}
+MODELS = {Accelerator.TCG: "max,-erms,-fsrm", Accelerator.KVM: "Haswell-noTSX"}
 #: name -> (start, shared memory)
 STARTS = {"cold": (Start.BOOT, False), "pooled": (Start.RESTORE, False), "golden": (Start.BOOT, True)}
 CASES = [f"{version}-{accelerator}-{start}" for version, accelerator, start in itertools.product(VERSIONS, Accelerator, STARTS)]
