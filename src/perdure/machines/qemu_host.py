@@ -22,6 +22,8 @@ OLDEST = (7, 2, 0)
 QUERY_DEADLINE_S = 60.0
 #: The frequency goes into the fingerprint; calibration differs a little from boot to boot of the host.
 TSC_GRAIN_KHZ = 10_000
+#: Why an older QEMU's machines, for all that the jail can do, run as the server's user.
+WRITABLE_BASE = "QEMU before 8.2 opens the base memory for writing, which another user may not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _against_own_user(spec: LaunchSpec, version: tuple[int, int, int]) -> str:
     if spec.ram.shared:
         return "this machine writes its memory to a file of the server's user, to make a golden snapshot"
     if not readonly_base(version):
-        return "QEMU before 8.2 opens the base memory for writing, which another user may not"
+        return WRITABLE_BASE
     for path in (spec.ram.path, spec.shape.kernel, spec.shape.initrd):
         if not path.stat().st_mode & 0o004:
             return f"{path.name} is not readable by other users"

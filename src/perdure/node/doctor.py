@@ -15,6 +15,8 @@ from perdure.machines import cgroups
 from perdure.machines.driver import Accelerator, Limits
 from perdure.machines.jail import JailKind
 from perdure.machines.qemu import QemuDriver
+from perdure.machines.qemu_args import readonly_base
+from perdure.machines.qemu_host import WRITABLE_BASE
 from perdure.node import accelerator
 from perdure.wire.node import Isolation
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
@@ -64,8 +66,10 @@ async def _jail(driver: QemuDriver) -> DoctorCheck:
         return DoctorCheck(
             name="jail", status=CheckStatus.WARN, detail=f"VMMs run without a jail: {verdict.jail_missing}", hint=hint
         )
-    own = JailKind.OWN_USER in verdict.kinds
-    detail = "bubblewrap: own namespaces, no network" + (", own user" if own else f"; no own user: {verdict.own_user_missing}")
+    lacks = verdict.own_user_missing
+    if not lacks and not readonly_base((await driver.identity(Accelerator.TCG)).version):
+        lacks = WRITABLE_BASE
+    detail = "bubblewrap: own namespaces, no network" + (f"; no own user: {lacks}" if lacks else ", own user")
     return DoctorCheck(name="jail", status=CheckStatus.OK, detail=detail)
 
 

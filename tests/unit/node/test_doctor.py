@@ -1,0 +1,39 @@
+"""What the doctor says of the jail is what workspaces get."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from perdure.machines.jail import JailKind, Verdict
+from perdure.node.doctor import _jail
+from perdure.wire.public import CheckStatus
+
+BOTH = Verdict((JailKind.OWN_USER, JailKind.PLAIN))
+PLAIN = Verdict((JailKind.PLAIN,), own_user_missing="setpriv is missing")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "version", "said"),
+    [
+        (BOTH, (10, 0, 2), ", own user"),
+        (BOTH, (7, 2, 22), "; no own user: QEMU before 8.2 opens"),
+        (PLAIN, (10, 0, 2), "; no own user: setpriv is missing"),
+        (PLAIN, (7, 2, 22), "; no own user: setpriv is missing"),
+    ],
+)
+async def test_an_own_user_is_promised_only_where_machines_get_one(
+    verdict: Verdict, version: tuple[int, int, int], said: str
+) -> None:
+    class Driver:
+        async def jail_verdict(self) -> Verdict:
+            return verdict
+
+        async def identity(self, _accelerator: object) -> Any:
+            return SimpleNamespace(version=version)
+
+    check = await _jail(cast("Any", Driver()))
+    assert check.status is CheckStatus.OK
+    assert check.detail.startswith(f"bubblewrap: own namespaces, no network{said}")
