@@ -67,7 +67,8 @@ class Agent:
 
     def __init__(self, options: Options) -> None:
         self.loop = Loop()
-        world = World(self.loop, options.root, options.cgroup, options.run_dir)
+        self._system = options.system
+        world = World(self.loop, options.root, options.cgroup, options.run_dir, self._halt)
         left = world.start()
         self._data = self._port(options.data_fd, DATA_PORT, self._on_data_event)
         mux = self._data.mux
@@ -81,6 +82,11 @@ class Agent:
         self._control_logic.proxy_port = options.ports[1]
         self._control_logic.problems = self._network.problems
         self._control = self._port(options.control_fd, CONTROL_PORT, self._on_control_event)
+
+    def _halt(self, power_off: bool) -> None:
+        """A program in the workspace called reboot(2): what it means for a machine of its own."""
+        os.sync()
+        self._system.power_off() if power_off else self._system.restart()
 
     def _port(self, fd: int, name: str, on_event: Any) -> Port:
         return Port(self.loop, fd if fd >= 0 else open_port(name), on_event, ends=fd >= 0)

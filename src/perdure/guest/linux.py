@@ -24,6 +24,7 @@ _PR_SET_NAME = 15
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _RB_POWER_OFF = 0x4321FEDC
+_RB_AUTOBOOT = 0x0123_4567
 _RNDADDENTROPY = 0x4008_5203
 _RNDRESEEDCRNG = 0x5207
 
@@ -68,6 +69,10 @@ def link_unnamed(fd: int, path: str) -> None:
 
 def power_off() -> None:
     _check(_libc.reboot(ctypes.c_int(_RB_POWER_OFF)), "reboot")
+
+
+def restart() -> None:
+    _check(_libc.reboot(ctypes.c_int(_RB_AUTOBOOT)), "reboot")
 
 
 def fork_into(cgroup_fd: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perdure.guest.net import Network
 
 _HEAD_MAX = 65536
+_PHRASE_MAX = 300
 _HEAD_DEADLINE_S = 30.0
 _HOP_HEADERS = (b"proxy-connection:", b"proxy-authorization:", b"connection:", b"keep-alive:")
 
@@ -79,9 +80,11 @@ def parse_head(head: bytes, rest: bytes) -> Target:
 
 
 def answer(status: int, reason: str, sentence: str) -> bytes:
-    """A whole HTTP response that carries one sentence."""
-    body = (" ".join(sentence.split()) + "\n").encode()
-    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    """A whole HTTP response that carries one sentence, in its reason phrase too: what tools show of a refused CONNECT."""
+    sentence = " ".join(sentence.split())
+    body = (sentence + "\n").encode()
+    phrase = "".join(char if " " <= char <= "~" else "?" for char in f"{reason}: {sentence[:_PHRASE_MAX]}")
+    head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + body
 
 

@@ -40,6 +40,9 @@ class System:
     def power_off(self) -> None:
         linux.power_off()
 
+    def restart(self) -> None:
+        linux.restart()
+
 
 class DrySystem(System):
     """For an agent that shares its kernel with others: the clock is an offset, entropy is counted, nothing is switched off."""
@@ -57,6 +60,9 @@ class DrySystem(System):
         """The host's own generator needs none."""
 
     def power_off(self) -> None:
+        raise SystemExit(1)
+
+    def restart(self) -> None:
         raise SystemExit(1)
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 
 from perdure.guest import linux, worker
-from perdure.guest.loop import URGENT
+from perdure.guest.loop import READ, URGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,13 +110,14 @@ class Group:
 
 
 class World:
-    """Where users' processes live."""
+    """Where users' processes live. ``on_halt`` is called when their process 1 has ended; True: they asked for a power-off."""
 
-    def __init__(self, loop: Loop, root: str, cgroup: str | None, run_dir: str) -> None:
+    def __init__(self, loop: Loop, root: str, cgroup: str | None, run_dir: str, on_halt: Callable[[bool], None]) -> None:
         self.root = root
         self._loop = loop
         self._cgroup = cgroup
         self._run_dir = run_dir
+        self._on_halt = on_halt
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._user_pids = -1
         self._oom_kills_seen = 0
@@ -153,6 +154,21 @@ class World:
             with open(record, "w", encoding="ascii") as file:
                 file.write(str(pid))
         self._user_pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        reaper = os.pidfd_open(pid)
+        self._loop.add(reaper, READ, lambda _mask: self._on_reaper_ended(pid, reaper))
+
+    def _on_reaper_ended(self, pid: int, reaper: int) -> None:
+        """reboot(2) in a PID namespace kills its process 1, which ends with SIGINT for a power-off and SIGHUP for a restart.
+
+        Every process of the users has ended with it, and no new one can be born there.
+        """
+        self._loop.remove(reaper)
+        os.close(reaper)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except ChildProcessError:  # an earlier agent's child: why it ended is not known
+            status = 0
+        self._on_halt(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT)
 
     def _start_reaper(self) -> int:
         ready, done = os.pipe()

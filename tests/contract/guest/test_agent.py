@@ -395,7 +395,7 @@ async def test_plain_http_is_forwarded_in_origin_form(real: Place) -> None:
 async def test_a_refusal_reaches_the_program_as_http_with_its_sentence(real: Place, status: int, line: bytes) -> None:
     real.on_stream = refusing(status, "h.example:443 is not on this workspace's allow list.")
     reply = await ask(real, 7072, b"CONNECT h.example:443 HTTP/1.1\r\n\r\n")
-    assert reply.startswith(b"HTTP/1.1 " + line + b"\r\n")
+    assert reply.startswith(b"HTTP/1.1 " + line + b": ")
     assert reply.endswith(b"\r\n\r\nh.example:443 is not on this workspace's allow list.\n")
 
 

@@ -56,5 +56,6 @@ def test_what_is_not_for_a_proxy_is_refused_with_a_sentence(line: bytes) -> None
 def test_an_answer_is_one_line_whatever_the_reason_holds() -> None:
     response = answer(403, "Forbidden", "no\r\nSet-Cookie: x")
     head, _, body = response.partition(b"\r\n\r\n")
-    assert b"Set-Cookie" not in head and body == b"no Set-Cookie: x\n"
+    assert head.split(b"\r\n")[0] == b"HTTP/1.1 403 Forbidden: no Set-Cookie: x"
+    assert b"\r\nSet-Cookie" not in head and body == b"no Set-Cookie: x\n"
     assert f"Content-Length: {len(body)}".encode() in head
