@@ -67,7 +67,7 @@ class Workspace:
     ) -> Self:
         """A new workspace, awake. Raises AlreadyExists for a name in use; with ``exist_ok`` connects to that one instead."""
         client = client or default_client()
-        body = _core.checked(public.CreateWorkspace, name=name or _core.fresh_name(), **create_fields(options))
+        body = _core.checked(public.CreateWorkspace, name=_core.fresh_name() if name is None else name, **create_fields(options))
         call = _core.post("/v1/workspaces", body.model_dump(mode="json", exclude_defaults=True))
         try:
             made = client.fetch(call, public.AwakeAnswer)
