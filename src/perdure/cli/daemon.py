@@ -18,6 +18,8 @@ from perdure.wire import public
 #: Starting includes an embedded database and the repair of whatever the last server left.
 UP_DEADLINE_S = 120.0
 LOG_TAIL_BYTES = 2000
+#: How ``output.complain`` begins.
+COMPLAINT = "Error: "
 
 
 def command() -> list[str]:
@@ -71,6 +73,9 @@ def _tail(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    complaints = [number for number, line in enumerate(lines) if line.startswith(COMPLAINT)]
+    if complaints:  # what happened, then what to do
+        return ": " + " ".join(lines[complaints[-1] :]).removeprefix(COMPLAINT)
     return f": {lines[-1]}" if lines else "."
 
 
