@@ -376,7 +376,7 @@ class ExecOutcome(Answer):
 
     exec_id: str
     end: ExecEnd
-    exit_code: int | None
+    exit_code: int | None = None
     signal: int | None = None
     detail: str = ""
     run_s: float = 0.0

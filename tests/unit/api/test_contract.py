@@ -12,6 +12,7 @@ from perdure.api.deps import check_path
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.core.errors import HostUnfit, InvalidRequest, PathEscape
 from perdure.wire import public
+from perdure.wire.node import ExecEnd
 from perdure.workspaces import model
 
 
@@ -64,3 +65,11 @@ def test_key_file_that_a_crash_left_empty_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "api.key"
     path.touch(0o600)
     assert ensure_key_file(path).startswith("pdk_")
+
+
+def test_a_line_of_a_stream_leaves_out_what_is_unknown_and_is_still_read() -> None:
+    """A lost command has no exit code."""
+    outcome = public.ExecOutcome(exec_id="exe_1", end=ExecEnd.LOST, exit_code=None)
+    event = public.ExecEvent(type="exited", outcome=outcome)
+    line = event.model_dump_json(exclude_unset=True, exclude_none=True)
+    assert public.ExecEvent.model_validate_json(line).outcome == outcome
