@@ -102,6 +102,8 @@ class LaunchSpec:
     ram: Ram
     accelerator: Accelerator
     limits: Limits = field(default_factory=Limits)
+    #: Layers that the disk will probably lie on: ``prepare`` opens them ahead. Another disk can be attached all the same.
+    disk_below: DiskChain = field(default_factory=lambda: DiskChain(()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,13 @@ class QemuDriver:
     async def prepare(self, spec: LaunchSpec) -> QemuMachine:
         if spec.ram.shared:
             raise InvalidRequest("A prepared machine maps its memory privately; shared memory is for making a golden snapshot.")
-        return await self._launch(spec, Start.RESTORE)
+        machine = await self._launch(spec, Start.RESTORE)
+        try:
+            await machine.open_below(spec.disk_below)
+        except BaseException:
+            await machine.kill()
+            raise
+        return machine
 
     # -------------------------------------------------------------------------------------------------------------- start
 

@@ -39,6 +39,7 @@ class RootDisk:
     def __init__(self, qmp: QmpClient) -> None:
         self._qmp = qmp
         self._nodes: list[_Node] = []
+        self._opened: list[_Node] = []  # ahead of ``attach``
         self._pending: _Node | None = None
         self._retired: list[_Node] = []
         self._count = 0
@@ -50,22 +51,40 @@ class RootDisk:
         """The layers in use now, bottom first."""
         return DiskChain(tuple(node.layer for node in self._nodes))
 
+    async def open_below(self, chain: DiskChain) -> None:
+        """Open layers that the disk will probably lie on, so that ``attach`` has less to do."""
+        for layer in chain.layers:
+            node = await self._hand_over(layer, writable=False, owned=True)
+            below = self._opened[-1].name if self._opened else None
+            await self._qmp.execute("blockdev-add", _options(node, backing=below))
+            self._opened.append(node)
+
     async def attach(self, chain: DiskChain) -> None:
         """Replace the placeholder. Raises InvalidRequest, NotFound, or MachineFailed when QEMU cannot use a layer."""
         if not chain.layers:
             raise InvalidRequest("A machine's disk needs at least one layer.")
-        nodes: list[_Node] = []
-        options: dict[str, Any] | None = None
-        for number, layer in enumerate(chain.layers, start=1):
-            node = await self._hand_over(layer, writable=number == len(chain.layers), owned=number == len(chain.layers))
+        nodes = await self._reusable(chain)
+        options: dict[str, Any] | str | None = nodes[-1].name if nodes else None
+        for number, layer in enumerate(chain.layers[len(nodes) :], start=len(nodes) + 1):
+            top = number == len(chain.layers)
+            node = await self._hand_over(layer, writable=top, owned=top)
             options = _options(node, backing=options)
             nodes.append(node)
-        assert options is not None
+        assert isinstance(options, dict), "the layer on top is never one that was opened ahead"
         await self._qmp.execute("blockdev-add", options)
         raw = {"driver": "raw", "node-name": ROOT_NODE, "file": nodes[-1].name, "discard": "unmap"}
         await self._qmp.execute("blockdev-reopen", {"options": [raw]})
         await self._qmp.execute("blockdev-del", {"node-name": "ph"})
         self._nodes = nodes
+
+    async def _reusable(self, chain: DiskChain) -> list[_Node]:
+        """The nodes that were opened ahead, if this disk lies on them; otherwise they are closed."""
+        opened, self._opened = self._opened, []
+        if tuple(node.layer for node in opened) == chain.layers[: len(opened)] and len(opened) < len(chain.layers):
+            return opened
+        for node in reversed(opened):
+            await self._delete(node)
+        return []
 
     async def open_overlay(self, layer: DiskLayer) -> None:
         """Open the next layer. One opened before and not used is let go."""
@@ -216,8 +235,8 @@ class RootDisk:
         await self._drop_fds(node)
 
 
-def _options(node: _Node, backing: dict[str, Any] | None) -> dict[str, Any]:
-    """A layer's whole node: protocol below, format above, what is under it named outright (null: nothing yet).
+def _options(node: _Node, backing: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A layer's whole node: protocol below, format above, what is under it in full or by name (null: nothing yet).
 
     The protocol node takes ``read-only`` from the format node: said explicitly, it would stay writable when the layer is frozen.
     """

@@ -116,6 +116,10 @@ class QemuMachine:
             raise await self._restore_failed(None)
         self.state = MachineState.PAUSED
 
+    async def open_below(self, disk: DiskChain) -> None:
+        """The driver's second half of ``prepare``: open ahead what the disk will probably lie on."""
+        await self._disk.open_below(disk)
+
     async def start_cold(self, disk: DiskChain) -> None:
         """The driver's second half of a cold boot: disk, then vCPUs."""
         await self._disk.attach(disk)

@@ -92,6 +92,7 @@ class Goldens:
             ram=Ram(origin.golden.ram),
             accelerator=self.accelerator,
             limits=Limits(memory_bytes=memory_bytes, cpus=float(origin.size.vcpus) + 1.0),
+            disk_below=origin.golden.disk(origin.image),
         )
 
     def _ram(self, path: Path) -> BaseRam:

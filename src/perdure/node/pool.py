@@ -21,6 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 #: Goldens that keep a pool at the same time; the one claimed longest ago loses its machines first.
 KEYS_MAX = 4
+REFILL_DELAY_S = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ class WarmPool(Generic[Key]):
         self._closed = False
 
     async def claim(self, key: Key) -> tuple[Machine, bool]:
-        """A prepared machine and whether it had been waiting. The pool refills once ``refill`` is called."""
+        """A prepared machine and whether it had been waiting. Call ``refill_soon`` afterwards."""
         self._use(key)
         waiting = self._waiting[key]
         while waiting:
@@ -46,8 +47,13 @@ class WarmPool(Generic[Key]):
             await machine.kill()
         return await self._prepare(key), False
 
+    def refill_soon(self, key: Key) -> None:
+        """Fill a moment from now, so that the start does not compete with the first replies of the wake before it."""
+        if not self._closed and self._size > 0:
+            asyncio.get_running_loop().call_later(REFILL_DELAY_S, self.refill, key)
+
     def refill(self, key: Key) -> None:
-        """Start filling in the background. Called after a wake is done, so that it does not compete with it."""
+        """Start filling in the background."""
         if self._closed or self._size == 0:
             return
         self._use(key)

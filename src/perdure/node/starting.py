@@ -174,7 +174,7 @@ class Starter:
             raise
         finally:
             if plan.with_memory:
-                self._pool.refill(plan.origin.key)
+                self._pool.refill_soon(plan.origin.key)
 
     async def _handshake(
         self, spec: StartSpec, plan: Plan, machine: Machine, on_stream: OnGuestStream, times: Timeline

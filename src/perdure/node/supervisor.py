@@ -247,8 +247,6 @@ class NodeSupervisor:
             raise Conflict(f"Workspace {workspace_id} still runs.", hint="Stop it first, keeping its overlay.")
         if resident is not None:
             await self._forget(resident, keep_layers=True)
-        if all(record.workspace_id != workspace_id for record in self._store.live()):
-            return None  # ended already; what it wrote is in its snapshots or was given up
         now = self._parts.clock.now()
         return await asyncio.to_thread(self._store.salvage, workspace_id, generation, snapshot_id, now)
 

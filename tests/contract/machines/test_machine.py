@@ -170,6 +170,24 @@ async def test_memory_and_disk_come_back_from_a_capture(world: World, machine: M
     assert hashlib.sha256(world.ram.read_bytes()).hexdigest() == base, "a machine wrote to the base that all share"
 
 
+@pytest.mark.parametrize("ahead", ["what it lies on", "something else", "all of it"])
+async def test_layers_opened_ahead_change_nothing(world: World, machine: Machine, ahead: str) -> None:
+    await ask(machine, "store kept on disk")
+    captured = await capture(world, machine)
+    await machine.kill()
+    layers = captured.disk.layers
+    below = {"what it lies on": layers[:2], "something else": (layers[0], world.layer()), "all of it": layers}[ahead]
+    woken = await restore(world, captured, disk_below=DiskChain(below))
+    try:
+        assert await ask(woken, "load") == "kept on disk"
+        await woken.open_overlay(world.layer())
+        await woken.switch_overlay()
+        await woken.collapse_disk(1)
+        assert await ask(woken, "load") == "kept on disk"
+    finally:
+        await woken.kill()
+
+
 async def test_restored_memory_is_equal_page_by_page(world: World, machine: Machine) -> None:
     await ask(machine, "remember page by page")
     captured = await capture(world, machine)

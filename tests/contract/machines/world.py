@@ -126,9 +126,16 @@ async def capture(world: World, machine: Machine) -> Captured:
     return Captured(devices, disk, pages, machine.memory.read_pages(pages))
 
 
-async def restore(world: World, captured: Captured, *, resume: bool = True, shape: Shape | None = None) -> Machine:
+async def restore(
+    world: World,
+    captured: Captured,
+    *,
+    resume: bool = True,
+    shape: Shape | None = None,
+    disk_below: DiskChain | None = None,
+) -> Machine:
     """A new machine with that content, on a new layer."""
-    spec = world.spec()
+    spec = replace(world.spec(), disk_below=disk_below or DiskChain(()))
     machine = await world.make_driver().prepare(replace(spec, shape=shape) if shape else spec)
     try:
         await machine.attach_disk(DiskChain((*captured.disk.layers, world.layer())))

@@ -24,8 +24,10 @@ class Factory:
     def __init__(self) -> None:
         self.made: list[Stub] = []
         self.broken = False
+        self.asked = asyncio.Event()
 
     async def __call__(self, key: str) -> Machine:
+        self.asked.set()
         await asyncio.sleep(0)
         if self.broken:
             raise HostUnfit("QEMU is not installed.")
@@ -93,5 +95,20 @@ async def test_close_and_drop_leave_no_machine() -> None:
         await pool.filled(key)
     assert pool.count() <= (KEYS_MAX + 1) * 2
     pool.refill("last")  # a fill that is still under way when the pool closes
+    await pool.close()
+    assert factory.alive() == 0
+
+
+async def test_a_refill_waits_until_the_wake_has_had_its_first_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.node.pool.REFILL_DELAY_S", 0.01)
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=1)
+    pool.refill_soon("golden")
+    assert not factory.made
+    async with asyncio.timeout(10):
+        await factory.asked.wait()
+    await pool.filled("golden")
+    assert pool.count("golden") == 1
+    pool.refill_soon("golden")
     await pool.close()
     assert factory.alive() == 0
