@@ -59,6 +59,7 @@ class Database:
     def __init__(self, url: str, *, max_connections: int = MAX_CONNECTIONS) -> None:
         self.url = url
         self._offset_s = 0.0
+        self._renewal: asyncio.Task[None] | None = None
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[DictRow]] = AsyncConnectionPool(
             url,
             min_size=min(2, max_connections),
@@ -79,6 +80,9 @@ class Database:
             await self._pool.open(wait=True, timeout=CHECKOUT_DEADLINE_S)
 
     async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
         await self._pool.close()
 
     async def renew(self) -> None:
@@ -94,9 +98,20 @@ class Database:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """All or nothing: committed when the block ends, rolled back when it raises."""
         with _mapped():
-            async with self._pool.connection() as connection, connection.transaction():
+            async with self._checkout() as connection, connection.transaction():
                 await self._shift(connection)
                 yield Transaction(connection)
+
+    @asynccontextmanager
+    async def _checkout(self) -> AsyncIterator[psycopg.AsyncConnection[DictRow]]:
+        """A connection. One that breaks tells that others have too: a server that went down costs one call, not one for each."""
+        async with self._pool.connection() as connection:
+            try:
+                yield connection
+            except psycopg.OperationalError:
+                if connection.broken and (self._renewal is None or self._renewal.done()):
+                    self._renewal = asyncio.create_task(self._pool.check(), name="database-renewal")
+                raise
 
     async def one(self, query: str, /, **parameters: Any) -> DictRow | None:
         async with self._statement() as transaction:
@@ -128,7 +143,7 @@ class Database:
                 yield transaction
             return
         with _mapped():
-            async with self._pool.connection() as connection:
+            async with self._checkout() as connection:
                 yield Transaction(connection)
 
     async def _shift(self, connection: psycopg.AsyncConnection[DictRow]) -> None:
