@@ -50,6 +50,9 @@ from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import WorkspaceStore
 from perdure.workspaces.tools import Tools
 
+#: What ``perdure create`` takes without ``--image``; its pool is filled at the start.
+DEFAULT_IMAGE = "base"
+
 log = structlog.get_logger(__name__)
 
 
@@ -187,9 +190,11 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database) -
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
     """Have a machine ready for the image that is most likely asked for; without a golden the first create makes it."""
-    for image in await asyncio.to_thread(images.all):
-        if image.name == "base" and images.goldens(image):
-            await node.warm(image.digest, image.default_size)
+    if DEFAULT_IMAGE not in images.names():
+        return
+    image = await asyncio.to_thread(images.resolve, DEFAULT_IMAGE)
+    if images.goldens(image):
+        await node.warm(image.digest, image.default_size)
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts

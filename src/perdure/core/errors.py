@@ -169,4 +169,5 @@ def error_classes() -> dict[str, type[PerdureError]]:
     def walk(cls: type[PerdureError]) -> list[type[PerdureError]]:
         return [cls, *(found for child in cls.__subclasses__() for found in walk(child))]
 
-    return {cls.code: cls for cls in walk(PerdureError)}
+    # A subclass that keeps its parent's code is a detail of the server; a client rebuilds the parent.
+    return {cls.code: cls for cls in walk(PerdureError) if "code" in vars(cls)}
