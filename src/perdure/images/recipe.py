@@ -15,6 +15,8 @@ A recipe, complete::
     [files."/etc/motd"]
     content = "hello\\n"                         # or source = "file beside the recipe"
     mode = 0o644
+
+With ``extends = "base"`` a recipe begins as that shipped one: lists are appended to, tables are merged, numbers are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -135,27 +137,44 @@ def load_recipe(reference: str) -> Recipe:
     return parse_recipe(text, where=reference, beside=path.parent)
 
 
-def parse_recipe(text: bytes, *, where: str, beside: Path | None) -> Recipe:
-    """Parse a recipe. ``where`` names it in errors; ``source`` files are read from the directory ``beside``."""
+def parse_recipe(text: bytes, *, where: str, beside: Path | None, sources: Mapping[str, bytes] | None = None) -> Recipe:
+    """Parse a recipe. ``where`` names it in errors.
+
+    What a file's ``source`` names is taken from ``sources``, or else read from the directory ``beside``.
+    """
     try:
         table = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{where} is not TOML: {error}.", hint="Correct that line.") from error
-    reader = _Reader(where, table, beside)
+    reader = _Reader(where, table, _Sources(beside, sources or {}))
+    base = reader.extended()
     recipe = Recipe(
         name=reader.name(),
         packages=reader.strings("packages", _PACKAGE, "a Debian package name"),
         files=reader.files(),
         commands=reader.strings("commands", None, "a command"),
         environment=reader.environment(),
-        memory_mib=reader.number("memory_mib", 512, MIN_MEMORY_MIB, MAX_MEMORY_MIB),
-        vcpus=reader.number("vcpus", 1, 1, MAX_VCPUS),
-        disk_gib=reader.number("disk_gib", 8, MIN_DISK_GIB, MAX_DISK_GIB),
+        memory_mib=reader.number("memory_mib", base.memory_mib, MIN_MEMORY_MIB, MAX_MEMORY_MIB),
+        vcpus=reader.number("vcpus", base.vcpus, 1, MAX_VCPUS),
+        disk_gib=reader.number("disk_gib", base.disk_gib, MIN_DISK_GIB, MAX_DISK_GIB),
         egress_allow=reader.strings("egress_allow", _EGRESS, "HOST:PORT"),
         warm_up=reader.strings("warm_up", None, "a command"),
     )
     reader.nothing_left()
-    return recipe
+    return _extended(base, recipe)
+
+
+def _extended(base: Recipe, own: Recipe) -> Recipe:
+    """``own`` after everything that ``base`` says; its numbers have taken base's defaults already."""
+    return replace(
+        own,
+        packages=tuple(dict.fromkeys([*base.packages, *own.packages])),
+        files=tuple(sorted({file.path: file for file in (*base.files, *own.files)}.values(), key=lambda file: file.path)),
+        commands=(*base.commands, *own.commands),
+        environment={**base.environment, **own.environment},
+        egress_allow=tuple(dict.fromkeys([*base.egress_allow, *own.egress_allow])),
+        warm_up=(*base.warm_up, *own.warm_up),
+    )
 
 
 def _bounded(key: str, value: int, low: int, high: int, why: str, where: str = "") -> None:
@@ -165,14 +184,28 @@ def _bounded(key: str, value: int, low: int, high: int, why: str, where: str = "
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where the files that a recipe names come from: sent along with it, or beside it on this host."""
+
+    beside: Path | None
+    sent: Mapping[str, bytes]
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is no directory to look in. Raises OSError."""
+        if name in self.sent:
+            return self.sent[name]
+        return None if self.beside is None else (self.beside / name).read_bytes()
+
+
 class _Reader:
     """Takes keys out of a table one by one, so that what is left over is a mistake."""
 
-    def __init__(self, where: str, table: dict[str, Any], beside: Path | None) -> None:
+    def __init__(self, where: str, table: dict[str, Any], sources: _Sources) -> None:
         self._where = where
         self._left = dict(table)
         self._known: list[str] = []
-        self._beside = beside
+        self._sources = sources
 
     def _take(self, key: str) -> Any:
         self._known.append(key)
@@ -180,6 +213,15 @@ class _Reader:
 
     def _wrong(self, sentence: str, hint: str) -> InvalidRequest:
         return InvalidRequest(f"{self._where}: {sentence}", hint=hint)
+
+    def extended(self) -> Recipe:
+        """The shipped recipe that this one begins as; an empty one if it names none."""
+        value = self._take("extends")
+        if value is None:
+            return Recipe("")
+        if value not in shipped_recipes():
+            raise self._wrong(f"extends is {value!r}, which is no shipped recipe.", f"There is: {', '.join(shipped_recipes())}.")
+        return load_recipe(value)
 
     def name(self) -> str:
         value = self._take("name")
@@ -251,15 +293,20 @@ class _Reader:
                 raise self._wrong(f"the {key} of the file {path} is not text.", f'Write {key} = "…".')
         if "content" in entry:
             return str(entry["content"]).encode()
-        if self._beside is None:
-            raise self._wrong(f"the file {path} has a source, but this recipe lies in no directory.", "Use content.")
         try:
-            return (self._beside / str(entry["source"])).read_bytes()
-        except OSError as error:
+            content = self._sources.read(entry["source"])
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            reason = error.strerror if isinstance(error, OSError) else "that is no file name"
             raise self._wrong(
-                f"the source {entry['source']!r} of the file {path} cannot be read: {error.strerror}.",
+                f"the source {entry['source']!r} of the file {path} cannot be read: {reason}.",
                 "Paths are relative to the recipe file.",
             ) from error
+        if content is None:
+            raise self._wrong(
+                f"the file {path} has the source {entry['source']!r}, which did not come with the recipe.",
+                "Send it along (perdure image build does), or use content.",
+            )
+        return content
 
     def nothing_left(self) -> None:
         if self._left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,88 @@ def test_a_source_file_lies_beside_the_recipe(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "r.toml")).files[0].content == b"\xff\x00"
 
 
+def test_sources_may_be_sent_along_with_a_recipe() -> None:
+    text = b'name = "x"\n[files."/m"]\nsource = "sub/motd"\n'
+    recipe = parse_recipe(text, where="r.toml", beside=None, sources={"sub/motd": b"\xff\x00"})
+    assert recipe.files[0].content == b"\xff\x00"
+
+
+def test_a_recipe_extends_a_shipped_one() -> None:
+    base = load_recipe("base")
+    recipe = parse(
+        """
+        extends = "base"
+        name = "mine"
+        packages = ["git", "gcc"]
+        environment = { LANG = "C", A = "b" }
+        memory_mib = 700
+        commands = ["true"]
+        [files."/etc/pip.conf"]
+        content = "mine"
+        """
+    )
+    assert recipe.packages == (*base.packages, "gcc")
+    assert recipe.environment == {**base.environment, "LANG": "C", "A": "b"}
+    assert (recipe.memory_mib, recipe.disk_gib) == (700, base.disk_gib)
+    assert recipe.commands == ("true",)
+    assert recipe.warm_up == base.warm_up
+    assert {file.path: file.content for file in recipe.files}["/etc/pip.conf"] == b"mine"
+    assert {file.path for file in recipe.files} == {file.path for file in base.files}
+    assert parse('extends = "base"\nname = "other"').digest == base.digest
+
+
+def test_the_recipe_dev_is_base_with_a_compiler() -> None:
+    recipe, base = load_recipe("dev"), load_recipe("base")
+    assert "build-essential" in recipe.packages
+    assert set(base.packages) < set(recipe.packages)
+
+
+@pytest.mark.parametrize(
+    ("command", "does"),
+    [
+        ("reboot", "sync;b"),
+        ("reboot -f", "sync;b"),
+        ("reboot --help", "usage"),
+        ("poweroff", "sync;o"),
+        ("shutdown", "sync;o"),
+        ("shutdown -h now", "sync;o"),
+        ("shutdown -r now", "sync;b"),
+        ("shutdown -c", "usage"),
+        ("shutdown +5", "usage"),
+    ],
+)
+def test_base_has_commands_that_reboot_and_turn_off(command: str, does: str, tmp_path: Path) -> None:
+    (tmp_path / "sync").write_text("#!/bin/sh\nprintf 'sync;'\n")
+    for file in load_recipe("base").files:
+        path = tmp_path / file.path.rpartition("/")[2]
+        text = file.content.decode().replace("/usr/local/sbin", str(tmp_path)).replace("> /proc/sysrq-trigger", "")
+        path.write_text(text)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{tmp_path}/{command}"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert does in (done.stdout + done.stderr)
+    assert (done.returncode == 0) == (does != "usage")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('name = "x"\nextends = "nope"', "which is no shipped recipe"),
+        ('name = "x"\nextends = ["base"]', "which is no shipped recipe"),
+        ('name = "x"\n[files."/m"]\nsource = "a\\u0000b"', "that is no file name"),
+    ],
+)
+def test_extending_and_sources_complain_clearly(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        parse(text, beside=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -84,7 +167,7 @@ def test_a_source_file_lies_beside_the_recipe(tmp_path: Path) -> None:
         ('name = "x"\n[files."/m"]\ncontent = ""\nowner = 1', "unknown key 'owner'"),
         ('name = "x"\n[files."/m"]\ncontent = ""\nmode = 0o100000', "has the mode"),
         ('name = "x"\n[files."/m"]\ncontent = 1', "is not text"),
-        ('name = "x"\n[files."/m"]\nsource = "m"', "lies in no directory"),
+        ('name = "x"\n[files."/m"]\nsource = "m"', "did not come with the recipe"),
     ],
 )
 def test_every_mistake_is_one_sentence(text: str, says: str) -> None:
