@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from perdure.workspaces import lifecycle
-from perdure.workspaces.lifecycle import TABLE, Command, Event, Refusal, Transition, decide
+from perdure.workspaces.lifecycle import TABLE, Event, Refusal, Transition, decide
 from perdure.workspaces.model import WorkspaceState as State
 
 
@@ -37,24 +37,24 @@ def test_every_state_can_be_reached_and_all_but_deleted_can_be_left() -> None:
 def test_everything_can_be_deleted(state: State) -> None:
     answer = decide(state, Event.DELETE)
     assert isinstance(answer, Transition)
-    assert (answer.to, answer.commands) == (State.DELETED, (Command.FREE,))
+    assert answer.to is State.DELETED
 
 
 def test_deleted_is_final() -> None:
     assert all(isinstance(decide(State.DELETED, event), Refusal) for event in Event)
 
 
-@pytest.mark.parametrize("state", sorted(lifecycle.MOVING | lifecycle.AWAKE))
-def test_a_lost_machine_keeps_its_newer_disk_unless_nobody_had_it_yet(state: State) -> None:
+@pytest.mark.parametrize("state", sorted(lifecycle.MOVING | {State.RUNNING}))
+def test_a_lost_machine_leaves_a_sleeper_unless_nobody_had_it_yet(state: State) -> None:
     answer = decide(state, Event.MACHINE_LOST)
     assert isinstance(answer, Transition)
-    assert Command.SALVAGE in answer.commands or (state is State.CREATING and answer.to is State.DELETED)
+    assert answer.to is (State.DELETED if state is State.CREATING else State.HIBERNATED)
 
 
 def test_each_start_is_a_new_generation_and_nothing_else_is() -> None:
     for answer in TABLE.values():
         if isinstance(answer, Transition):
-            assert answer.new_generation == (Command.START in answer.commands)
+            assert answer.new_generation == (answer.to is State.WAKING)
 
 
 def test_failed_has_its_exits() -> None:
