@@ -14,12 +14,11 @@ from starlette.requests import HTTPConnection
 from perdure.api import render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
-from perdure.core.errors import InvalidRequest, PathEscape, Unauthenticated
+from perdure.core.errors import Unauthenticated
 from perdure.wire import public
 from perdure.wire.node import ExecHandle
+from perdure.wire.paths import guest_path
 from perdure.workspaces.model import Awake, Context, Workspaces
-
-PATH_BYTES_MAX = 4096
 
 
 def _context(connection: HTTPConnection) -> Context:
@@ -55,22 +54,6 @@ def _bundle(connection: HTTPConnection) -> Bundle:
 Call = Annotated[Bundle, Depends(_bundle)]
 
 
-def check_path(path: str) -> str:
-    """A path in the workspace: absolute, without NUL, and never above the root. Raises InvalidRequest or PathEscape."""
-    if not path.startswith("/"):
-        raise InvalidRequest(f"The path {path!r} is not absolute.", hint="Paths in a workspace begin with '/'.")
-    if "\0" in path:
-        raise InvalidRequest("The path contains NUL, which no file name can.", hint="Remove the NUL byte.")
-    if len(path.encode("utf-8", "surrogateescape")) > PATH_BYTES_MAX:
-        raise InvalidRequest(f"The path is longer than {PATH_BYTES_MAX} bytes.", hint="Use a shorter path.")
-    depth = 0
-    for part in path.split("/"):
-        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
-        if depth < 0:
-            raise PathEscape(f"The path {path!r} leads out of the workspace.", hint="Paths are absolute in the workspace's root.")
-    return path
-
-
 def exact_query(connection: HTTPConnection, name: str) -> str:
     """A query parameter's last value with bytes that are not UTF-8 kept as surrogate escapes."""
     values = parse_qs(connection.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="surrogateescape")
@@ -78,7 +61,7 @@ def exact_query(connection: HTTPConnection, name: str) -> str:
 
 
 def _path(connection: HTTPConnection, path: Annotated[str, Query(description="Absolute path in the workspace.")]) -> str:
-    return check_path(exact_query(connection, "path"))
+    return guest_path(exact_query(connection, "path"))
 
 
 GuestPath = Annotated[str, Depends(_path)]

@@ -8,6 +8,7 @@ front the application answers nobody.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from perdure.wire.public import REQUEST_ID_HEADER
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Bodies that are parsed as a whole may be this large; file contents and stdin are streamed and have no limit.
 BODY_BYTES_MAX = 4 << 20
-STREAMED = ("/files/content", "/stdin")
+STREAMED = re.compile(r"/v1/workspaces/[^/]+/(?:files/content|execs/[^/]+/stdin)")
 CALLER = "perdure.caller"
 
 
@@ -104,7 +105,7 @@ async def _forward(app: ASGIApp, clock: Clock, principal: str, scope: Scope, rec
         return
     request_id = RequestId(ids.mint("req", now_ms=epoch_ms(clock)))
     scope[CALLER] = Caller(principal, request_id)
-    if scope["type"] == "http" and not scope["path"].endswith(STREAMED):
+    if scope["type"] == "http" and not STREAMED.fullmatch(scope["path"]):
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             await refuse(_too_large(), scope, receive, send)

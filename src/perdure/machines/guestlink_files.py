@@ -14,29 +14,16 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from perdure.core.errors import InvalidRequest, MachineFailed, PathEscape, PerdureError
+from perdure.core.errors import InvalidRequest, MachineFailed, PerdureError
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_exec import LinkExec, info_of, integer, moment_s
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.wire.guest import EventKind
-from perdure.wire.guest.ops import PATH_MAX, Op
+from perdure.wire.guest.ops import Op
 from perdure.wire.node import ExecInfo, ExecSpec, FileInfo, FileKind, FileWritten
+from perdure.wire.paths import guest_path
 
 _LISTING_MAX = 64 * 1024 * 1024
-
-
-def guest_path(path: str) -> str:
-    """A path as a guest may be asked for it. Raises InvalidRequest, or PathEscape for one that climbs above the root."""
-    if not path.startswith("/"):
-        raise InvalidRequest(f"{path!r} is not an absolute path.", hint="Begin paths in a workspace with '/'.")
-    if "\0" in path or len(path.encode(errors="surrogateescape")) > PATH_MAX:
-        raise InvalidRequest(f"A path in a workspace has at most {PATH_MAX} bytes and no NUL.")
-    depth = 0
-    for part in path.split("/"):
-        depth += -1 if part == ".." else part not in ("", ".")
-        if depth < 0:
-            raise PathEscape(f"{path!r} climbs above the workspace's root.", hint="Use a path without leading '..'.")
-    return path
 
 
 class GuestFiles(ABC):

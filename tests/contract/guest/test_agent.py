@@ -166,7 +166,7 @@ async def test_a_command_that_ignores_its_input_does_not_hold_anybody_up(real: P
 
 @pytest.mark.parametrize("path", ["/../etc/passwd", "/tmp/../../etc/passwd", "/tmp/a/../../../x"])
 async def test_a_path_that_climbs_above_the_root_is_refused(real: Place, path: str) -> None:
-    with pytest.raises(PathEscape, match="climbs above"):
+    with pytest.raises(PathEscape, match="leads out of"):
         await real.guest.stat(path)
 
 

@@ -129,6 +129,13 @@ def test_bad_requests_are_one_sentence(server: FakeServer) -> None:
         assert (large.status_code, _code(large)) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize("path", ["/v1/workspaces/stdin", "/v1/images/stdin", "/v1/workspaces/a/files/content/stdin", "/stdin"])
+def test_the_body_limit_is_lifted_by_route_and_not_by_name(server: FakeServer, path: str) -> None:
+    with httpx2.Client(headers=BEARER, base_url=server.url) as http:
+        response = http.post(path, content=b"x" * (5 << 20))
+    assert (response.status_code, _code(response)) == (413, "body_too_large")
+
+
 def test_body_limit_holds_without_declared_length(server: FakeServer) -> None:
     def endless() -> Any:
         for _ in range(100):

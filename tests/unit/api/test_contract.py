@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from perdure.api.deps import check_path
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.core.errors import HostUnfit, InvalidRequest, PathEscape
 from perdure.wire import public
 from perdure.wire.node import ExecEnd
+from perdure.wire.paths import guest_path
 from perdure.workspaces import model
 
 
@@ -37,15 +37,16 @@ def test_public_words_are_complete(kind: type[public.Answer], field: str, theirs
 
 @pytest.mark.parametrize("path", ["/", "/a/../b", "/a/./b//c", "/a/b/../..", "/é\udcff"])
 def test_paths_inside(path: str) -> None:
-    assert check_path(path) == path
+    assert guest_path(path) == path
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/..", PathEscape), ("/a/../../b", PathEscape), ("a", InvalidRequest), ("", InvalidRequest)]
+    ("path", "kind"),
+    [("/..", PathEscape), ("/a/../../b", PathEscape), ("a", InvalidRequest), ("", InvalidRequest), ("/\0", InvalidRequest)],
 )
 def test_paths_outside(path: str, kind: type[InvalidRequest]) -> None:
     with pytest.raises(kind):
-        check_path(path)
+        guest_path(path)
 
 
 def test_key_file_is_made_once_and_private(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.api import render
-from perdure.api.deps import Call, GuestPath, awake_headers, check_path, exact_query
+from perdure.api.deps import Call, GuestPath, awake_headers, exact_query
 from perdure.api.streams import ContentStream
 from perdure.core.errors import InvalidRequest, NotFound
 from perdure.wire import node, public
+from perdure.wire.paths import guest_path
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/workspaces/{ref}/files", tags=["files"])
@@ -159,7 +160,7 @@ async def rename(
     destination: Annotated[str, Query()],
 ) -> public.Done:
     """Replaces the destination, atomically."""
-    old, new = check_path(exact_query(request, "source")), check_path(exact_query(request, "destination"))
+    old, new = guest_path(exact_query(request, "source")), guest_path(exact_query(request, "destination"))
     async with call.awake(ref) as awake:
         response.headers.update(awake_headers(awake))
         await awake.guest.rename(old, new)
