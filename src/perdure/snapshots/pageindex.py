@@ -87,9 +87,6 @@ class PageIndex:
         """For each page whether it is located here, and its position in ``pages`` where it is."""
         return _find(self.pages, pages)
 
-    def is_zero(self, pages: PageNumbers) -> npt.NDArray[np.bool_]:
-        return _find(self.zeros, pages)[0]
-
     def segments(self) -> frozenset[SegmentId]:
         return frozenset(self.frames.ids)
 
