@@ -11,7 +11,7 @@ import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,7 @@ async def _running(settings: Settings) -> AsyncIterator[ApiServer]:
         key = ensure_key_file(settings.api_key_file)
         services = Services(
             workspaces=control.workspaces,
-            images=_ApiImages(control.images),
+            images=_ApiImages(control.images, control.node),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             authenticate=single_key(key),
             settings=settings,
@@ -149,6 +149,7 @@ class _ControlPlane:
     workspaces: WorkspaceService
     images: ImageService
     driver: QemuDriver
+    node: NodeSupervisor
 
 
 @asynccontextmanager
@@ -185,7 +186,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database) -
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, settings.shutdown_deadline_s)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, driver)
+        yield _ControlPlane(workspaces, images, driver, node)
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
@@ -276,10 +277,12 @@ class _Catalog:
 
 
 class _ApiImages:
-    """``ImageService`` as the API sees it: images belong to the node's operator, so the caller's tenant does not matter yet."""
+    """``ImageService`` as the API sees it, and the node told of what changes. Images belong to the node's operator, so the
+    caller's tenant does not matter yet."""
 
-    def __init__(self, images: ImageService) -> None:
+    def __init__(self, images: ImageService, node: NodeSupervisor) -> None:
         self._images = images
+        self._node = node
 
     async def find(self, _ctx: Context) -> list[public.ImageInfo]:
         return await self._images.all()
@@ -288,7 +291,18 @@ class _ApiImages:
         return await self._images.get(ref)
 
     async def remove(self, _ctx: Context, ref: str) -> None:
+        digest = (await self._images.find_one(ref)).digest
         await self._images.remove(ref)
+        await self._node.retire(digest)
 
-    def build(self, _ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
-        return self._images.build(spec)
+    async def build(self, _ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        """No warm machine waits for an image that has lost its name."""
+        before = self._images.store.names()
+        async with aclosing(self._images.build(spec)) as events:
+            async for event in events:
+                yield event
+        after = self._images.store.names()
+        for name, digest in before.items():
+            if after.get(name) != digest:
+                await self._node.retire(digest)
+        await _warm(self._node, self._images.store)

@@ -81,6 +81,7 @@ def resume_report(value: model.ResumeReport) -> public.ResumeReport:
         pooled=value.pooled,
         timings_ms=dict(value.timings_ms),
         at=value.at,
+        problems=list(value.problems),
     )
 
 

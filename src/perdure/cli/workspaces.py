@@ -178,13 +178,16 @@ def _woke(report: public.ResumeReport) -> str:
         parts.append(f"{len(report.execs_lost)} commands lost")
     if report.lost_branch:
         parts.append(f"what the snapshot lacks is in {markup(report.lost_branch)}")
+    parts += [f"[yellow]{markup(problem)}[/]" for problem in report.problems]
     return ", ".join(parts)
 
 
 def tell_losses(workspace: Workspace) -> None:
     """On stderr, when the call just made woke the workspace and not everything was kept."""
     report = workspace.report
-    if report is not None and (report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost):
+    if report is not None and (
+        report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost or report.problems
+    ):
         note(f"[yellow]{markup(workspace.name)} woke: {_woke(report)}[/]")
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from perdure.core.errors import Conflict, PerdureError
+from perdure.core.errors import Conflict, NotFound, PerdureError
 from perdure.images.build import BuildOptions, build_image
 from perdure.images.golden import GoldenSpec, ensure_golden
 from perdure.images.model import Image
 from perdure.images.progress import Progress, ProgressSink
-from perdure.images.recipe import Recipe, load_recipe, parse_recipe
+from perdure.images.recipe import Recipe, load_recipe, parse_recipe, shipped_recipes
 from perdure.images.registry import ImageStore
 from perdure.wire import public
 
@@ -49,6 +49,18 @@ class ImageService:
             raise Conflict(f"The image {image.name} is used by {shown}.", hint="Remove those workspaces first (perdure rm).")
         await asyncio.to_thread(self.store.remove, image.digest)
 
+    async def prune(self) -> public.PrunedImages:
+        """Remove every image that no name points to and no workspace needs."""
+        removed, kept, freed = [], [], 0
+        for image in await asyncio.to_thread(self.store.unnamed):
+            info = await asyncio.to_thread(self._info, image)
+            if await self.users_of(image.digest):
+                kept.append(info)
+            else:
+                freed += await asyncio.to_thread(self.store.remove, image.digest)
+                removed.append(info)
+        return public.PrunedImages(removed=removed, kept=kept, freed_bytes=freed)
+
     async def build_to(self, spec: public.BuildImage, sink: ProgressSink) -> public.ImageInfo:
         """Build an image and the golden snapshot of its default size. Cancel-safe: nothing half made is left."""
         recipe = _recipe(spec)
@@ -58,7 +70,7 @@ class ImageService:
             await ensure_golden(replace(golden, progress=sink))
         return await asyncio.to_thread(self._info, image)
 
-    async def build(self, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+    async def build(self, spec: public.BuildImage) -> AsyncGenerator[public.BuildEvent, None]:
         """Progress as it comes, then ``done`` or ``error``. Closing the iterator cancels the build."""
         events: asyncio.Queue[public.BuildEvent | None] = asyncio.Queue()
 
@@ -94,6 +106,7 @@ class ImageService:
             packages=len(image.packages),
             egress_allow=list(image.egress_allow),
             stored_bytes=self.store.sizes(image).total,
+            current=image.digest in self.store.names().values(),
         )
 
 
@@ -109,6 +122,13 @@ def as_event(progress: Progress) -> public.BuildEvent:
 
 
 def _recipe(spec: public.BuildImage) -> Recipe:
-    if spec.recipe is None:
-        return load_recipe("base")
-    return parse_recipe(spec.recipe.encode(), where="the recipe", beside=None)
+    if spec.recipe is not None:
+        return parse_recipe(spec.recipe.encode(), where="the recipe", beside=None, sources=spec.source_bytes)
+    name = spec.shipped or "base"
+    if name not in shipped_recipes():  # a path would be one on the server, which is nobody's business
+        shipped = ", ".join(shipped_recipes())
+        raise NotFound(
+            f"There is no recipe named {name!r}; Perdure ships {shipped}.",
+            hint="Name one of these, or give the path of a recipe file ending in .toml.",
+        )
+    return load_recipe(name)

@@ -30,9 +30,9 @@ from perdure.wire.guest.ops import MESSAGES_MAX, Code
 _TEXT_MAX = 500
 
 _ERRORS: dict[str, tuple[type[PerdureError], str]] = {
-    Code.INVALID: (InvalidRequest, ""),
-    Code.NOT_FOUND: (NotFound, ""),
-    Code.EXISTS: (AlreadyExists, ""),
+    Code.INVALID: (InvalidRequest, "Correct the request; the workspace is unchanged."),
+    Code.NOT_FOUND: (NotFound, "Check the path, port or id; paths are absolute in the workspace's root."),
+    Code.EXISTS: (AlreadyExists, "Choose another name, or remove what is there first."),
     Code.CONFLICT: (Conflict, ""),
     Code.FORBIDDEN: (Forbidden, ""),
     Code.NO_SPACE: (NoSpace, "Free some space inside the workspace, or resize its disk; the old content is unchanged."),

@@ -22,7 +22,7 @@ __all__ = ["QemuConfig", "QemuDriver", "QemuMachine"]
 
 
 class QemuDriver:
-    """Implements ``MachineDriver``. Its facts about the host are looked up once."""
+    """Implements ``MachineDriver``. Its facts about the host are looked up once, those of the binary again when it changes."""
 
     def __init__(self, config: QemuConfig | None = None) -> None:
         self._config = config or QemuConfig()
@@ -141,6 +141,6 @@ class QemuDriver:
 
     async def _examine(self) -> Binary:
         async with self._lock:
-            if self._binary is None:
-                self._binary = await examine(self._config)
+            if self._binary is None or not self._binary.is_current():
+                self._binary, self._verdict = await examine(self._config), None
             return self._binary

@@ -44,6 +44,20 @@ class Binary:
     build: str
     machine: str
     system: tuple[Path, ...]  # directories outside /usr it is made of
+    stamp: tuple[int, ...] = ()  # device, inode, size and mtime: an upgrade under a running server changes it
+
+    def is_current(self) -> bool:
+        """Whether the file at its path is still the one that was examined."""
+        return stamp_of(self.path) == self.stamp
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Empty when there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def check_spec(spec: LaunchSpec) -> None:
@@ -143,6 +157,7 @@ async def examine(config: QemuConfig) -> Binary:
     if found is None:
         raise HostUnfit(f"QEMU is not installed: there is no {config.qemu}.", hint=INSTALL_HINT)
     path = Path(found).absolute()
+    stamp = stamp_of(path)
     status, text = await process.run([str(path), "--version"], QUERY_DEADLINE_S)
     match = re.search(r"version (\d+)\.(\d+)\.(\d+)", text)
     if status != 0 or match is None:
@@ -155,7 +170,8 @@ async def examine(config: QemuConfig) -> Binary:
     if alias is None:
         raise HostUnfit(f"{path} has no q35 machine; Perdure needs qemu-system-x86_64.", hint=INSTALL_HINT)
     digest = await asyncio.to_thread(_sha256, path)
-    return Binary(path, version, f"{text.splitlines()[0]} {digest[:16]}", alias[1], _system_directories(path, config))
+    build = f"{text.splitlines()[0]} {digest[:16]}"
+    return Binary(path, version, build, alias[1], _system_directories(path, config), stamp)
 
 
 def _system_directories(binary: Path, config: QemuConfig) -> tuple[Path, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perdure.core.errors import CorruptSnapshot
 from perdure.images.golden import GoldenSpec, ensure_golden, golden_parts
 from perdure.images.model import Golden, Image
 from perdure.images.registry import ImageStore
-from perdure.machines.driver import Accelerator, LaunchSpec, Limits, MachineDriver, Ram
+from perdure.machines.driver import Accelerator, LaunchSpec, Limits, MachineDriver, Ram, VmmIdentity
 from perdure.machines.fingerprint import fingerprint
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
@@ -29,6 +29,7 @@ class Origin:
     image: Image
     size: MachineSize
     golden: Golden
+    vmm: VmmIdentity
     fingerprint: str
     fingerprint_parts: dict[str, str]
 
@@ -47,20 +48,34 @@ class Goldens:
         self.accelerator = accelerator
         self._run_root = run_root
         self._origins: dict[tuple[str, MachineSize], Origin] = {}
+        self._by_key: dict[tuple[str, str], Origin] = {}
         self._rams: dict[Path, BaseRam] = {}
 
     async def origin(self, digest: str, size: MachineSize) -> Origin:
         """The origin of an image at a size. A size without a golden boots once and is captured (seconds to a minute)."""
+        identity = await self.driver.identity(self.accelerator)
         known = self._origins.get((digest, size))
-        if known is not None and known.golden.ram.is_file():
+        if known is not None and known.vmm == identity and known.golden.ram.is_file():
             return known
         image = await asyncio.to_thread(self.images.load, digest)
         spec = GoldenSpec(image, size, self.images, self.driver, self.accelerator, self._run_root)
         golden = await ensure_golden(spec)
         parts = await golden_parts(spec)
-        origin = Origin(image, size, golden, fingerprint(parts), parts)
-        self._origins[(digest, size)] = origin
+        origin = Origin(image, size, golden, identity, fingerprint(parts), parts)
+        self._origins[(digest, size)] = self._by_key[origin.key] = origin
         return origin
+
+    def by_key(self, key: tuple[str, str]) -> Origin:
+        """An origin that was handed out before."""
+        return self._by_key[key]
+
+    def superseded(self, origin: Origin) -> list[tuple[str, str]]:
+        """Keys of other goldens of the same image and size: of another VMM build, or made again."""
+        return [
+            key
+            for key, other in self._by_key.items()
+            if (key[0], other.size) == (origin.image.digest, origin.size) and key != origin.key
+        ]
 
     def at(self, origin: Origin, golden_ref: str) -> Origin:
         """The same origin on an older golden, which a snapshot lies on. Raises CorruptSnapshot when that is gone."""
@@ -68,7 +83,9 @@ class Goldens:
             return origin
         for golden in self.images.goldens(origin.image):
             if golden.ref == golden_ref:
-                return Origin(origin.image, origin.size, golden, origin.fingerprint, origin.fingerprint_parts)
+                older = replace(origin, golden=golden)
+                self._by_key[older.key] = older
+                return older
         raise CorruptSnapshot(
             f"The golden snapshot {golden_ref} of image {origin.image.digest[:12]}, which this snapshot lies on, is gone.",
             hint="Restore the node's image directory; without it the snapshot cannot be used.",
@@ -94,6 +111,12 @@ class Goldens:
             limits=Limits(memory_bytes=memory_bytes, cpus=float(origin.size.vcpus) + 1.0),
             disk_below=origin.golden.disk(origin.image),
         )
+
+    def forget(self, digest: str) -> list[tuple[str, str]]:
+        """An image is gone or superseded: nothing of it is kept open here. Returns the keys its warm machines wait under."""
+        self._origins = {key: origin for key, origin in self._origins.items() if key[0] != digest}
+        self._rams = {path: ram for path, ram in self._rams.items() if digest not in path.parts}
+        return [key for key in self._by_key if key[0] == digest]
 
     def _ram(self, path: Path) -> BaseRam:
         """One mapping of each base in this process."""

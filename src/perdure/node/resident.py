@@ -41,6 +41,8 @@ INBOX_LIMIT = 32
 #: Own disk layers of a running machine beyond which they are streamed into the active one (machine-facts: ≤ 16 in all).
 LAYERS_MAX = 12
 LAYERS_KEPT = 4
+#: At so many a checkpoint waits for the merge: captures that come faster than it ends would interrupt it for ever.
+LAYERS_FULL = 14
 #: How often a machine that stands still for want of disk space is tried again.
 ROOM_CHECK_S = 2.0
 PING_FRACTION = 4
@@ -74,6 +76,7 @@ class Resident:
         self._collapse: asyncio.Task[None] | None = None
         self._cpu_s: float | None = None  # of the users' processes, as last heard
         self._mark_at_capture: tuple[float | None, int] | None = None
+        self._owes_thaw = False  # a thaw went unanswered: the pulse asks again
         self._standing_still = 0  # captures and freezes under way: silence is no sign of anything then
         self.is_ended = False
 
@@ -97,6 +100,8 @@ class Resident:
 
     async def _capture(self, spec: CaptureSpec) -> SnapshotFacts:
         goes_on = spec.mode is CaptureMode.CHECKPOINT
+        if goes_on:
+            await self._await_room_for_layer()
         await self.run.ready(self.machine, spec.snapshot_id, goes_on=goes_on)
         crashpoint(CrashPoint.CAPTURE_READY, self.machine.pid)
         self._standing_still += 1
@@ -120,6 +125,7 @@ class Resident:
             finally:
                 await self._resume()
         pause_s = time.perf_counter() - begun
+        self._owes_thaw = still.owes_thaw
         facts = await asyncio.to_thread(self.run.commit, captured, pause_s)
         crashpoint(CrashPoint.CAPTURE_PUBLISHED, self.machine.pid)
         self._mark_at_capture = mark
@@ -155,6 +161,16 @@ class Resident:
     def _collapse_if_deep(self) -> None:
         if self.run.layer_count > LAYERS_MAX and (self._collapse is None or self._collapse.done()):
             self._collapse = asyncio.create_task(self._do_collapse(), name=f"collapse-{self.identity.workspace_id}")
+
+    async def _await_room_for_layer(self) -> None:
+        """No capture can interrupt the second merge, since captures wait behind this one; if it fails too, the disk has a defect
+        of its own and the snapshot matters more than the depth."""
+        for _ in range(2):
+            if self.run.layer_count < LAYERS_FULL:
+                return
+            self._collapse_if_deep()
+            if self._collapse is not None:
+                await asyncio.wait({self._collapse})
 
     async def _do_collapse(self) -> None:
         try:
@@ -240,6 +256,9 @@ class Resident:
                 heard_at = self._clock.monotonic()
                 continue
             try:
+                if self._owes_thaw:
+                    await self.link.thaw()
+                    self._owes_thaw = False
                 self._cpu_s = await self.link.cpu_s()
             except PerdureError:  # no answer, or none that an agent in order would give
                 if not self._standing_still and self._clock.monotonic() - heard_at >= self._unresponsive_s:

@@ -188,7 +188,8 @@ class Starter:
             request = WakeRequest(spec.identity, new_identity=spec.new_identity, environment=spec.environment)
             woken = await link.wake(request)
             times.mark("repaired")
-            for problem in (*hello.problems, *woken.problems):
+            problems = (*hello.problems, *woken.problems)
+            for problem in problems:
                 log.warning("a guest is not in order", workspace=spec.identity.workspace_id, problem=problem)
             if not plan.with_memory:
                 await link.grow_disk()
@@ -203,4 +204,5 @@ class Starter:
             "connections_dropped": woken.connections_dropped,
             "execs_running": woken.execs_running,
             "execs_lost": woken.execs_lost,
+            "problems": problems,
         }

@@ -7,21 +7,22 @@ between.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from perdure.core.errors import MachineDied
+from perdure.core.errors import GuestUnresponsive, MachineDied
 from perdure.machines.guestlink import GuestLink
 
 
 @dataclass(slots=True)
 class Stillness:
-    """``frozen``: every user process stood still in time. ``is_over``: the machine will not go on, so nothing is thawed."""
+    """``frozen``: every user process stood still in time. ``is_over``: the machine will not go on, so nothing is thawed.
+    ``owes_thaw``: the guest did not answer the thaw in time; its processes may still be frozen, and somebody must ask again."""
 
     frozen: bool
     is_over: bool = False
+    owes_thaw: bool = False
 
 
 @asynccontextmanager
@@ -36,5 +37,14 @@ async def standing_still(link: GuestLink) -> AsyncIterator[Stillness]:
             link.release()
     finally:
         if not still.is_over:
-            with contextlib.suppress(MachineDied):
-                await link.thaw()
+            await _thaw(link, still)
+
+
+async def _thaw(link: GuestLink, still: Stillness) -> None:
+    """A capture that is copied is good, whatever the guest says afterwards."""
+    try:
+        await link.thaw()
+    except GuestUnresponsive:
+        still.owes_thaw = True
+    except MachineDied:
+        pass

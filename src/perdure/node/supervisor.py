@@ -16,14 +16,14 @@ import structlog
 
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
-from perdure.core.errors import Conflict, NotFound, StaleGeneration
+from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
 from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
-from perdure.machines.driver import Accelerator, LaunchSpec, Machine, MachineDriver, MachineState
+from perdure.machines.driver import Accelerator, Machine, MachineDriver, MachineState
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.node.compaction import Compaction
 from perdure.node.goldens import Goldens, Origin
@@ -82,7 +82,6 @@ class NodeSupervisor:
         self._pool: WarmPool[PoolKey] = WarmPool(self._prepare, parts.settings.pool_size)
         self._starter = Starter(self._goldens, self._store, self._pool, parts.settings.unresponsive_s)
         self._compaction = Compaction(self._store, self._base_of)
-        self._origins: dict[PoolKey, Origin] = {}
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False
@@ -112,9 +111,19 @@ class NodeSupervisor:
 
     async def warm(self, image: str, size: MachineSize) -> None:
         """Fill the pool for what will probably be asked next."""
+        self._pool.refill((await self._origin(image, size)).key)
+
+    async def retire(self, image: str) -> None:
+        """An image is gone or another one has its name: no warm machine waits for it any more."""
+        for key in self._goldens.forget(image):
+            await self._pool.drop(key)
+
+    async def _origin(self, image: str, size: MachineSize) -> Origin:
+        """Where a start begins; warm machines of another VMM build or golden of the same image and size are dropped."""
         origin = await self._goldens.origin(image, size)
-        self._origins[origin.key] = origin
-        self._pool.refill(origin.key)
+        for key in self._goldens.superseded(origin):
+            await self._pool.drop(key)
+        return origin
 
     def pids(self) -> list[int]:
         """VMM processes whose guest can run, awake or on its way there: what the freeze watchdog stops. Any thread may ask."""
@@ -144,8 +153,7 @@ class NodeSupervisor:
         try:
             if isinstance(spec.source, FromSnapshot):
                 await self._compaction.out_of_the_way(spec.source.snapshot_id)
-            origin = await self._goldens.origin(spec.image, spec.size)
-            self._origins[origin.key] = origin
+            origin = await self._origin(spec.image, spec.size)
             allowed = EgressRules.parse((*origin.image.egress_allow, *spec.egress_allow))
             parts, report = await self._starter.start(
                 spec, self._serve_stream(spec.identity), lambda machine: self._register(spec.identity, allowed, machine)
@@ -177,10 +185,7 @@ class NodeSupervisor:
         await self._forget(resident, keep_layers=True)
 
     async def _prepare(self, key: PoolKey) -> Machine:
-        return await self._parts.driver.prepare(self._launch(key))
-
-    def _launch(self, key: PoolKey) -> LaunchSpec:
-        return self._goldens.launch(self._origins[key], "warm")
+        return await self._parts.driver.prepare(self._goldens.launch(self._goldens.by_key(key), "warm"))
 
     def _register(self, identity: Identity, rules: EgressRules, machine: Machine) -> None:
         self._starting[identity.workspace_id] = machine
@@ -202,10 +207,13 @@ class NodeSupervisor:
         return serve
 
     async def _serve_one(self, identity: Identity, kind: str, info: dict[str, Any], stream: LinkStream) -> None:
-        if kind == "egress":
-            await self._parts.egress.serve(identity, info["host"], info["port"], stream)
-        else:
-            await self._parts.selfservice.serve(identity, await stream.accept())
+        try:
+            if kind == "egress":
+                await self._parts.egress.serve(identity, info["host"], info["port"], stream)
+            else:
+                await self._parts.selfservice.serve(identity, await stream.accept())
+        except PerdureError as error:  # the machine ended before the answer
+            log.info("a guest's stream ended early", workspace=identity.workspace_id, kind=kind, reason=error.message)
 
     # ---------------------------------------------------------------------------------------------------- one workspace
 

@@ -124,6 +124,7 @@ class StartReport:
     confinement: Confinement
     pooled: bool
     timings_ms: Mapping[str, float]  # claim, disk, memory, devices, running, hello, repaired — since the call began
+    problems: tuple[str, ...] = ()  # what the guest could not repair, a sentence each
 
 
 # -------------------------------------------------------------------------------------------------------------- snapshots

@@ -104,18 +104,48 @@ class ImageInfo(Answer):
     packages: int
     egress_allow: list[str] = Field(default_factory=list)
     stored_bytes: int | None = None
+    current: bool = Field(default=True, description="Whether a name points to it. Others are kept for workspaces made of them.")
 
 
 class ImageList(Answer):
     images: list[ImageInfo]
 
 
+class PrunedImages(Answer):
+    """``kept``: no name points to these either, but workspaces need them. ``freed_bytes`` are those of the disk."""
+
+    removed: list[ImageInfo]
+    kept: list[ImageInfo]
+    freed_bytes: int
+
+
 class BuildImage(Body):
-    """``recipe`` is the TOML text; None builds the default recipe. ``if_missing``: keep an image that is current already."""
+    """``recipe`` is the TOML text, ``shipped`` the name of a recipe that comes with the server; without both: ``base``.
+
+    ``sources`` holds the files that a recipe names as ``source``, base64, by exactly that name: the server opens none itself.
+    ``if_missing``: keep an image that is current already.
+    """
 
     recipe: Annotated[str, Field(max_length=1 << 20)] | None = None
+    shipped: Text | None = None
+    sources: dict[Text, str] = Field(default_factory=dict, max_length=1000)
     name: Text | None = None
     if_missing: bool = False
+
+    @model_validator(mode="after")
+    def _one_recipe(self) -> BuildImage:
+        if self.recipe is not None and self.shipped is not None:
+            raise ValueError("give one of 'recipe' and 'shipped'")
+        for name, content in self.sources.items():
+            try:
+                base64.b64decode(content, validate=True)
+            except ValueError:
+                raise ValueError(f"the source {name!r} is not base64") from None
+        return self
+
+    @property
+    def source_bytes(self) -> dict[str, bytes]:
+        return {name: base64.b64decode(content) for name, content in self.sources.items()}
 
 
 class BuildEvent(Answer):
@@ -232,6 +262,7 @@ class ResumeReport(Answer):
     pooled: bool
     timings_ms: dict[str, float]
     at: datetime
+    problems: list[str] = Field(default_factory=list)  # what the guest could not repair, a sentence each
 
 
 class SnapshotInfo(Answer):

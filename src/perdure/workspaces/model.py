@@ -144,6 +144,7 @@ class ResumeReport:
     pooled: bool
     timings_ms: Mapping[str, float]
     at: datetime
+    problems: tuple[str, ...] = ()  # what the guest could not repair (its clock, randomness, identity, disk), a sentence each
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,4 +261,5 @@ def _resume_report(at: Record, plan: Plan, facts: StartReport) -> ResumeReport:
         pooled=facts.pooled,
         timings_ms=facts.timings_ms,
         at=at.now,
+        problems=facts.problems,
     )

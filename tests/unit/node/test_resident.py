@@ -48,6 +48,11 @@ class StubLink:
         self.error: Exception | None = None
         self.asked = asyncio.Event()
         self.retired = False
+        self.thaws: asyncio.Queue[None] = asyncio.Queue()
+
+    async def thaw(self) -> float:
+        self.thaws.put_nowait(None)
+        return 0.0
 
     async def cpu_s(self) -> float:
         self.asked.set()
@@ -161,3 +166,15 @@ async def test_stopping_ends_everything_once() -> None:
     assert world.link.retired
     assert world.run.ended is True
     assert world.resident.is_ended
+
+
+async def test_a_thaw_that_went_unanswered_is_asked_for_again() -> None:
+    world = World(unresponsive_s=0.1)
+    world.resident._owes_thaw = True
+    async with asyncio.timeout(10):
+        await world.link.thaws.get()
+        world.link.asked.clear()
+        await world.link.asked.wait()
+    assert world.link.thaws.empty(), "once is enough"
+    assert world.told.empty()
+    await world.resident.end(keep_layers=True)
