@@ -295,6 +295,12 @@ class _ApiImages:
         await self._images.remove(ref)
         await self._node.retire(digest)
 
+    async def prune(self, _ctx: Context) -> public.PrunedImages:
+        pruned = await self._images.prune()
+        for image in pruned.removed:
+            await self._node.retire(image.digest)
+        return pruned
+
     async def build(self, _ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
         """No warm machine waits for an image that has lost its name."""
         before = self._images.store.names()

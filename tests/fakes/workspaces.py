@@ -274,6 +274,7 @@ class FakeImages:
 
     def __init__(self) -> None:
         self.images = {"base": IMAGE}
+        self.asked: public.BuildImage | None = None
         self.cancelled = asyncio.Event()
 
     async def find(self, ctx: Context) -> list[public.ImageInfo]:
@@ -287,7 +288,13 @@ class FakeImages:
     async def remove(self, ctx: Context, ref: str) -> None:
         del self.images[(await self.get(ctx, ref)).name]
 
+    async def prune(self, ctx: Context) -> public.PrunedImages:
+        old = [image for image in self.images.values() if not image.current]
+        self.images = {name: image for name, image in self.images.items() if image.current}
+        return public.PrunedImages(removed=old, kept=[], freed_bytes=5_000_000 * len(old))
+
     async def build(self, ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
+        self.asked = spec
         yield public.BuildEvent(type="step", step="packages", done=1, total=3)
         if spec.recipe and "broken" in spec.recipe:
             raise BuildFailed("The command 'make' failed with exit code 2.", hint="See its output above.")

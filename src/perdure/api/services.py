@@ -25,6 +25,10 @@ class Images(Protocol):
         """Raises Conflict naming the workspaces that still use it."""
         ...
 
+    async def prune(self, ctx: Context) -> public.PrunedImages:
+        """Remove the images that no name points to and no workspace uses."""
+        ...
+
     def build(self, ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
         """Progress, then one ``done`` event with the image. Closing the iterator cancels the build and leaves nothing."""
         ...

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from perdure.cli.output import JsonFlag, ago, console, dump, markup, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, ago, console, dump, markup, note, say, size, table, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
-from perdure.sdk import Client, ServerUnreachable
+from perdure.sdk import Client, ServerUnreachable, _core
 from perdure.wire import public
 
 Ref = Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest.", show_default=False)]
+#: Bytes of all the files together that one recipe names; with base64 they must fit into one request (4 MiB).
+SOURCES_MAX = 2 << 20
 Sink = Callable[[public.BuildEvent], None]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     image = typer.Typer(help="Images that workspaces start from.", no_args_is_help=True)
-    for name, function in (("build", build), ("ls", ls), ("rm", rm)):
+    for name, function in (("build", build), ("ls", ls), ("rm", rm), ("prune", prune)):
         image.command(name)(function)
     app.add_typer(image, name="image")
 
 
 def build(
     ctx: typer.Context,
-    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="TOML file; default: the image 'base'.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a shipped recipe's name; default: base.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the image; default: the recipe's.")] = None,
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing if it is built already.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Build an image. With --json: one line per step, the last one with the image."""
     as_json = wants_json(ctx, json)
-    spec = public.BuildImage(recipe=_recipe(recipe), name=name, if_missing=if_missing)
+    spec = _Wanted(*_recipe(recipe), name=name, if_missing=if_missing)
     if as_json:
         dump(public.BuildEvent(type="done", image=_build(spec, _json_lines)))
         return
@@ -47,17 +53,70 @@ def build(
     say(f"[bold]{markup(image.name)}[/] {image.digest[:12]} is ready")
 
 
-def _recipe(path: Path | None) -> str | None:
-    if path is None:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to build: a recipe's text with the files it names, or a shipped recipe, or neither for the default."""
+
+    recipe: str | None
+    shipped: str | None
+    sources: Mapping[str, bytes]
+    name: str | None
+    if_missing: bool
+
+    @property
+    def body(self) -> public.BuildImage:
+        options: dict[str, Any] = {"shipped": self.shipped, "name": self.name, "if_missing": self.if_missing}
+        return _core.build_image(self.recipe, self.sources, **options)
+
+
+def _recipe(reference: str | None) -> tuple[str | None, str | None, Mapping[str, bytes]]:
+    """The text of a recipe file, or a shipped recipe's name; and what the text's ``source`` lines name."""
+    if reference is None or ("/" not in reference and not reference.endswith(".toml")):
+        return None, reference, {}
+    path = Path(reference)
     try:
-        return path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidRequest(f"The recipe {str(path)!r} cannot be read: {reason}.", hint="Check the path.") from error
+        hint = "Check the path. A recipe that comes with Perdure is given by its name alone: perdure image build dev."
+        raise InvalidRequest(f"The recipe {reference!r} cannot be read: {reason}.", hint=hint) from error
+    return text, None, _sources(text, path.parent)
 
 
-def _build(spec: public.BuildImage, show: Sink) -> public.ImageInfo:
+def _sources(text: str, beside: Path) -> dict[str, bytes]:
+    """Read what a recipe's ``source`` lines name. Whatever else may be wrong with the recipe is for the server to say."""
+    try:
+        files = tomllib.loads(text).get("files")
+    except tomllib.TOMLDecodeError:
+        return {}
+    found: dict[str, bytes] = {}
+    for target, entry in files.items() if isinstance(files, dict) else ():
+        name = entry.get("source") if isinstance(entry, dict) else None
+        if isinstance(name, str):
+            found[name] = _source(target, name, beside, SOURCES_MAX - sum(map(len, found.values())))
+    return found
+
+
+def _source(target: str, name: str, beside: Path, room: int) -> bytes:
+    path = beside / name
+    what = f"The source {name!r} of the file {target}"
+    try:
+        if path.exists() and not path.is_file():
+            raise InvalidRequest(f"{what} is not a file.", hint="Name a file; a directory goes in with perdure cp.")
+        with path.open("rb") as source:
+            content = source.read(room + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else "that is no file name"
+        raise InvalidRequest(f"{what} cannot be read: {reason}.", hint="Paths are relative to the recipe file.") from error
+    if len(content) > room:
+        raise InvalidRequest(
+            f"{what} is too large: all sources of a recipe together may have {SOURCES_MAX >> 20} MiB.",
+            hint="Fetch large files in one of the recipe's commands, or copy them into a workspace with perdure cp.",
+        )
+    return content
+
+
+def _build(spec: _Wanted, show: Sink) -> public.ImageInfo:
     with Client() as client:
         try:
             client.health()
@@ -66,9 +125,12 @@ def _build(spec: public.BuildImage, show: Sink) -> public.ImageInfo:
                 raise
             from perdure import wiring
 
-            image: public.ImageInfo = asyncio.run(wiring.build_image(Settings(), spec, show))
+            image: public.ImageInfo = asyncio.run(wiring.build_image(Settings(), spec.body, show))
             return image
-        for event in client.build_image(spec.recipe, name=spec.name, if_missing=spec.if_missing):
+        events = client.build_image(
+            spec.recipe, shipped=spec.shipped, sources=spec.sources, name=spec.name, if_missing=spec.if_missing
+        )
+        for event in events:
             if event.image is not None:
                 return event.image
             show(event)
@@ -122,7 +184,7 @@ def ls(ctx: typer.Context, json: JsonFlag = False) -> None:
         return
     rows = [
         (
-            f"[bold]{markup(one.name)}[/]",
+            f"[bold]{markup(one.name)}[/]" if one.current else f"[dim]{markup(one.name)} (old)[/]",
             one.digest[:12],
             f"{one.memory_mib} MiB",
             f"{one.disk_gib} GiB",
@@ -132,6 +194,8 @@ def ls(ctx: typer.Context, json: JsonFlag = False) -> None:
         for one in found
     ]
     table(("NAME", "DIGEST", "MEMORY", "DISK", "STORED", "BUILT"), rows, right=("MEMORY", "DISK", "STORED"))
+    if any(not one.current for one in found):
+        note("[dim]Old ones serve the workspaces made of them; 'perdure image prune' removes those that none needs.[/]")
 
 
 def rm(ctx: typer.Context, image: Ref, json: JsonFlag = False) -> None:
@@ -143,3 +207,18 @@ def rm(ctx: typer.Context, image: Ref, json: JsonFlag = False) -> None:
         dump({"removed": image})
     else:
         say(f"{markup(image)} is removed")
+
+
+def prune(ctx: typer.Context, json: JsonFlag = False) -> None:
+    """Remove old images: those that no name points to any more and no workspace of this server uses."""
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        done = client.prune_images()
+    if as_json:
+        dump(done)
+        return
+    for one in done.removed:
+        say(f"{markup(one.name)} {one.digest[:12]} is removed")
+    for one in done.kept:
+        say(f"[dim]{markup(one.name)} {one.digest[:12]} stays: workspaces use it[/]")
+    say(f"{size(done.freed_bytes)} are free again" if done.removed else "There is nothing to remove.")

@@ -63,9 +63,9 @@ class ImageStore:
                 return self.load(found[0])
             if found:
                 raise NotFound(f"{reference} begins {len(found)} images' digests.", hint="Give more digits.")
-        names = ", ".join(self.names())
+        names = ", ".join(sorted(self.names()))
         raise NotFound(
-            f"There is no image {reference!r} here; " + (f"there are {names}." if names else "no image has been built."),
+            f"There is no image {reference!r} here; " + (f"there is: {names}." if names else "no image has been built."),
             hint="Name one of these, or build it with 'perdure image build'.",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
 import os
@@ -331,6 +332,13 @@ def checked(kind: type[public.Body], **values: Any) -> Any:
         where = ".".join(str(part) for part in first["loc"])
         what = str(first["msg"]).removeprefix("Value error, ")
         raise InvalidRequest(f"The request is not valid: {where + ': ' if where else ''}{what}.") from error
+
+
+def build_image(recipe: str | None, sources: Mapping[str, bytes], **values: Any) -> public.BuildImage:
+    """The body of a build; ``sources`` as bytes."""
+    encoded = {name: base64.b64encode(content).decode() for name, content in sources.items()}
+    body: public.BuildImage = checked(public.BuildImage, recipe=recipe, sources=encoded, **values)
+    return body
 
 
 def image_event(line: bytes) -> public.BuildEvent:

@@ -78,7 +78,7 @@ def test_an_unknown_image_lists_those_that_are_there(store: ImageStore) -> None:
         store.resolve("base")
     put(store)
     put(store, OTHER, "dev")
-    with pytest.raises(NotFound, match="no image 'bose' here; there are base, dev"):
+    with pytest.raises(NotFound, match="no image 'bose' here; there is: base, dev"):
         store.resolve("bose")
 
 

@@ -31,6 +31,12 @@ async def build_image(body: public.BuildImage, call: Call) -> EventStream:
     return EventStream(source, AsyncExitStack(), call.closing, {})
 
 
+@router.post("/prune")
+async def prune_images(call: Call) -> public.PrunedImages:
+    """Remove the images that no name points to and no workspace of this server uses."""
+    return await call.services.images.prune(call.ctx)
+
+
 @router.get("/{ref}")
 async def get_image(ref: str, call: Call) -> public.ImageInfo:
     return await call.services.images.get(call.ctx, ref)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -148,10 +148,23 @@ class AsyncClient:
     async def remove_image(self, ref: str) -> None:
         await self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
 
+    async def prune_images(self) -> public.PrunedImages:
+        """Remove the images that no name points to and no workspace of the server uses."""
+        return await self.fetch(Call("POST", "/v1/images/prune", body={}), public.PrunedImages)
+
     async def build_image(
-        self, recipe: str | None = None, *, name: str | None = None, if_missing: bool = False
+        self,
+        recipe: str | None = None,
+        *,
+        shipped: str | None = None,
+        sources: Mapping[str, bytes] | None = None,
+        name: str | None = None,
+        if_missing: bool = False,
     ) -> AsyncIterator[public.BuildEvent]:
-        """Build an image from a recipe's TOML text (None: the default image); yields its progress, last ``done``."""
-        body = _core.checked(public.BuildImage, recipe=recipe, name=name, if_missing=if_missing)
+        """Build an image from a recipe's TOML text or a shipped recipe's name (neither: ``base``).
+
+        ``sources`` are the contents of the files that the recipe names as ``source``. Yields the progress, last ``done``.
+        """
+        body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
         async for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
             yield _core.image_event(line)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -150,10 +150,23 @@ class Client:
     def remove_image(self, ref: str) -> None:
         self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
 
+    def prune_images(self) -> public.PrunedImages:
+        """Remove the images that no name points to and no workspace of the server uses."""
+        return self.fetch(Call("POST", "/v1/images/prune", body={}), public.PrunedImages)
+
     def build_image(
-        self, recipe: str | None = None, *, name: str | None = None, if_missing: bool = False
+        self,
+        recipe: str | None = None,
+        *,
+        shipped: str | None = None,
+        sources: Mapping[str, bytes] | None = None,
+        name: str | None = None,
+        if_missing: bool = False,
     ) -> Iterator[public.BuildEvent]:
-        """Build an image from a recipe's TOML text (None: the default image); yields its progress, last ``done``."""
-        body = _core.checked(public.BuildImage, recipe=recipe, name=name, if_missing=if_missing)
+        """Build an image from a recipe's TOML text or a shipped recipe's name (neither: ``base``).
+
+        ``sources`` are the contents of the files that the recipe names as ``source``. Yields the progress, last ``done``.
+        """
+        body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
         for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
             yield _core.image_event(line)

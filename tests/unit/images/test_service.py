@@ -1,0 +1,47 @@
+"""The image commands over the store: whose recipe is meant, and which old images may go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from perdure.core.errors import NotFound
+from perdure.images.model import Image
+from perdure.images.progress import ProgressSink
+from perdure.images.registry import ImageStore
+from perdure.images.service import ImageService
+from perdure.wire import public
+from tests.unit.images.test_registry import DIGEST, OTHER, put, store
+
+__all__ = ["store"]
+THIRD = "ad" * 32
+
+
+def service(store: ImageStore, users: dict[str, list[str]] | None = None) -> ImageService:
+    async def no_golden(_image: Image, _sink: ProgressSink) -> None:
+        return None
+
+    async def users_of(digest: str) -> list[str]:
+        return (users or {}).get(digest, [])
+
+    return ImageService(store, no_golden, users_of)
+
+
+def test_prune_removes_what_neither_a_name_nor_a_workspace_needs(store: ImageStore) -> None:
+    for digest in (DIGEST, OTHER, THIRD):
+        put(store, digest)  # each takes the name from the one before
+    images = service(store, {OTHER: ["demo"]})
+    assert [(one.digest, one.current) for one in asyncio.run(images.all())] == [(THIRD, True), (DIGEST, False), (OTHER, False)]
+    pruned = asyncio.run(images.prune())
+    assert [one.digest for one in pruned.removed] == [DIGEST]
+    assert [one.digest for one in pruned.kept] == [OTHER]
+    assert pruned.freed_bytes > 0
+    assert [image.digest for image in store.all()] == [THIRD, OTHER]
+    assert asyncio.run(images.prune()).removed == []
+
+
+@pytest.mark.parametrize("name", ["nope", "/etc/passwd", "../base", "base.toml"])
+def test_only_shipped_recipes_have_names(store: ImageStore, name: str) -> None:
+    with pytest.raises(NotFound, match=r"There is no recipe named .*; Perdure ships base, dev\."):
+        asyncio.run(service(store).build_to(public.BuildImage(shipped=name), lambda _progress: None))
