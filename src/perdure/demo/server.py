@@ -143,3 +143,14 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def ensure_image(client: AsyncClient) -> str:
+    """Make sure that the image ``base`` is there with the current agent; says what there was to do."""
+    worked = False
+    async for event in client.build_image(if_missing=True):
+        worked = worked or event.type == "step"
+        if event.image is not None:
+            done = "built" if worked else "found"
+            return f"{done} {event.image.name} {event.image.digest[:12]}: {event.image.packages} packages"
+    raise DemoFailed("The build of the image ended without a result.")

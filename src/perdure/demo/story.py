@@ -17,7 +17,7 @@ from typing import Any
 from perdure.core.errors import PerdureError
 from perdure.demo import floor, observe
 from perdure.demo.history import History, history
-from perdure.demo.server import Server, temporary_server
+from perdure.demo.server import Server, ensure_image, temporary_server
 from perdure.demo.steps import Figure, Steps, expect
 from perdure.demo.web import ask
 from perdure.sdk import AsyncClient, AsyncWorkspace, ResumeReport
@@ -70,6 +70,8 @@ async def run(steps: Steps) -> list[Figure]:
             server = await stack.enter_async_context(temporary_server(idle_timeout_s=0.0, checkpoint_interval_s=0.0, pool_size=1))
             step.detail = "API, node and database, in a process of their own"
         client = await stack.enter_async_context(AsyncClient(settings=server.settings))
+        with steps.step("Find the image, or build it") as step:
+            step.detail = await ensure_image(client)
         story = Story(server, client, steps)
         await _settle_in(story)
         async with story.ws.forward(PORT) as forward:

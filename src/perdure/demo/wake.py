@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 
 from perdure.demo import floor, observe
-from perdure.demo.server import Server, temporary_server
+from perdure.demo.server import Server, ensure_image, temporary_server
 from perdure.demo.stats import Against, Baseline, Goal, Row, rows
 from perdure.demo.steps import expect
 from perdure.sdk import AsyncClient, AsyncWorkspace
@@ -60,6 +60,7 @@ async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
     """The whole suite, about five minutes under emulation. Raises PerdureError when something does not work at all."""
     async with temporary_server(idle_timeout_s=0.0, checkpoint_interval_s=0.0, pool_size=1) as server:
         async with AsyncClient(settings=server.settings) as client:
+            await ensure_image(client)
             bench = Bench(server, client, say, count)
             ws = await _prepare(bench)
             asleep = await _weigh_one(bench, ws)
