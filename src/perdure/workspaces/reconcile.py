@@ -148,7 +148,7 @@ class Reconciler:
             return at
         if any(facts.snapshot_id == head for facts in inventory.snapshots):
             return at
-        detail = f"The files of its last snapshot {head} are not on its node."
+        detail = f"Files of its last snapshot {head} are missing or cannot be read on its node."
         return await self._store.move(at, Event.FILES_MISSING, Change(detail=detail))
 
     async def _orphan_machines(self, node: Node, inventory: Inventory, known: set[WorkspaceId]) -> None:

@@ -344,7 +344,7 @@ async def test_a_head_whose_files_are_gone_is_failed_and_said(plane: ControlPlan
     await plane.service.upkeep.reconcile()
     failed = await plane.service.get(CTX, "demo")
     assert failed.state is FAILED
-    assert "are not on its node" in failed.state_detail
+    assert "are missing or cannot be read" in failed.state_detail
     await plane.service.delete(CTX, "demo")
 
 
