@@ -34,12 +34,16 @@ class Observation:
     captured_s_ago: float  # since the last capture, or since the wake
 
 
+def unused_s(activity: Activity, observation: Observation) -> float:
+    """For how long nobody has used it; 0 while a caller, a command or a connection does."""
+    busy = activity.open_execs or activity.open_streams or activity.open_outbound or observation.held
+    return 0.0 if busy else min(activity.idle_for_s, observation.idle_for_s)
+
+
 def decide(activity: Activity, observation: Observation, policy: Policy) -> Decision:
     """What to do with an awake workspace."""
-    busy = activity.open_execs or activity.open_streams or activity.open_outbound or observation.held
     kept = observation.keep_awake_for_s > 0
-    idle_s = min(activity.idle_for_s, observation.idle_for_s)
-    if policy.idle_timeout_s > 0 and not busy and not kept and idle_s >= policy.idle_timeout_s:
+    if policy.idle_timeout_s > 0 and not kept and unused_s(activity, observation) >= policy.idle_timeout_s:
         return Decision.HIBERNATE
     due = policy.checkpoint_interval_s > 0 and observation.captured_s_ago >= policy.checkpoint_interval_s
     if due and activity.changed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId
@@ -16,6 +17,7 @@ from perdure.db.database import Transaction
 from perdure.wire.node import Inventory, SnapshotFacts
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.model import Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
+from perdure.workspaces.observe import unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Record
 from perdure.workspaces.store import Change, NewWorkspace
@@ -30,7 +32,8 @@ HAD_BEEN_AWAKE = frozenset({WorkspaceState.RUNNING, WorkspaceState.HIBERNATING})
 
 async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: Event) -> tuple[Record, Snapshot]:
     """A capture is done: its row is complete, it is the head, retention is applied, the state moves; all or nothing."""
-    keep = tools.settings.keep_automatic_checkpoints
+    # The head of a sleeper is whole and newer: automatic ones before it would only cost bytes for as long as it sleeps.
+    keep = 0 if event is Event.CAPTURED else tools.settings.keep_automatic_checkpoints
     body = {
         **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
         **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
@@ -52,6 +55,7 @@ class Losses:
     async def settle(self, owner: Owner, at: Record, event: Event, why: str, *, inventory: Inventory | None = None) -> Record:
         """The machine is lost, or must go: adopt snapshots it finished, keep its newer disk as a branch, and record where the
         workspace stands. Repeatable: a crash anywhere in here is taken up by the next call."""
+        idle_s = unused_s(self._tools, owner)
         owner.live = None
         node = self._tools.node(at)
         inventory = inventory or await node.inventory()
@@ -62,7 +66,7 @@ class Losses:
         for machine in left:
             await node.stop(at.id, machine.generation, keep_overlay=True)
             disks += await self._salvage(at, machine.generation)
-        record = await self._commit_loss(at, event, why, disks)
+        record = await self._commit_loss(at, event, Change(detail=why, unused_s=idle_s), disks)
         for machine in left:
             with suppress(StaleGeneration, NotFound):
                 await node.stop(at.id, machine.generation)
@@ -98,12 +102,13 @@ class Losses:
                 at, _ = await commit_capture(self._tools, at, whole[snapshot_id], Event.CHECKPOINTED)
         return at
 
-    async def _commit_loss(self, at: Record, event: Event, why: str, disks: list[SnapshotFacts]) -> Record:
+    async def _commit_loss(self, at: Record, event: Event, change: Change, disks: list[SnapshotFacts]) -> Record:
         """One transaction: salvaged disks become branches (after a power-off the workspace's own head), and the workspace goes
         where the event takes it. One that has no machine by now stays where it is and only learns the branch's name."""
         settled = at.state not in WITH_MACHINE
         if settled and not disks:
             return at
+        why = change.detail
         own = event is Event.POWERED_OFF and not settled
         head, branch = None, None
         async with self._store.database.transaction() as tx:
@@ -113,7 +118,8 @@ class Losses:
                     head = facts.snapshot_id
                 else:
                     branch = await self._insert_lost(at, facts, tx)
-            change = Change(
+            change = replace(
+                change,
                 detail=why + (f" Its newer disk is kept as {branch!r}." if branch else ""),
                 head=head,
                 lost_branch=branch,

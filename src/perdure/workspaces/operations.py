@@ -37,6 +37,7 @@ from perdure.wire.node import (
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
 from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
+from perdure.workspaces.observe import unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.store import Change
@@ -182,11 +183,12 @@ class Operations:
     async def hibernate(self, owner: Owner, at: Record, cause: str) -> tuple[Record, Snapshot]:
         """running → hibernating → hibernated."""
         snapshot_id = self._tools.mint_snapshot()
+        idle_s = unused_s(self._tools, owner)
         was, owner.live = owner.live, None  # from here on a caller queues for the next wake
         try:
             async with self._store.database.transaction() as tx:
                 await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
-                change = Change(body={"cause": cause, "snapshot_id": snapshot_id})
+                change = Change(unused_s=idle_s, body={"cause": cause, "snapshot_id": snapshot_id})
                 going = await self._store.move(at, Event.HIBERNATE, change, tx)
         except PerdureError as error:
             if not error.ambiguous:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -121,12 +121,12 @@ class WorkspaceService:
     # ------------------------------------------------------------------------------------------------------------------- reads
 
     async def get(self, ctx: Context, ref: str) -> Workspace:
-        return (await self._find(ctx, ref)).workspace
+        return self._upkeep.shown(await self._find(ctx, ref))
 
     async def find(
         self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
     ) -> list[Workspace]:
-        return [record.workspace for record in await self._store.find(ctx.tenant_id, states, metadata)]
+        return [self._upkeep.shown(record) for record in await self._store.find(ctx.tenant_id, states, metadata)]
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
         return await self._store.snapshots((await self._find(ctx, ref)).id)
@@ -149,8 +149,9 @@ class WorkspaceService:
 
     async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
         record = await self._find(ctx, ref)
-        record, _ = await self._awake(self._upkeep.owner(record.id), record, deadline_s)
-        return record.workspace, _reported(record)
+        async with self._within(record, deadline_s):
+            record, _ = await self._awake(self._upkeep.owner(record.id), record)
+        return self._upkeep.shown(record), _reported(record)
 
     @asynccontextmanager
     async def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AsyncIterator[Awake]:
@@ -158,13 +159,37 @@ class WorkspaceService:
         owner = self._upkeep.owner(record.id)
         owner.hold()  # before it is awake, so that no idle timer comes between
         try:
-            record, report = await self._awake(owner, record, deadline_s)
-            guest = self._tools.node(record).guest(record.id, record.generation)
-            yield Awake(record.workspace, guest, report)
+            async with self._within(record, deadline_s):
+                awake = await self._reach(ctx, owner, record)
+            yield awake
         finally:
             owner.release()
 
-    async def _awake(self, owner: Owner, seen: Record, deadline_s: float | None) -> tuple[Record, ResumeReport | None]:
+    async def _reach(self, ctx: Context, owner: Owner, seen: Record) -> Awake:
+        """The guest of the awake workspace. One that went to sleep or was lost between its wake and our turn is woken again."""
+        report: ResumeReport | None = None
+        while True:
+            record, woken = await self._awake(owner, seen)
+            report = woken or report
+            with suppress(NotFound, StaleGeneration):
+                return Awake(record.workspace, self._tools.node(record).guest(record.id, record.generation), report)
+            await self._upkeep.repair(owner)
+            seen = await self._find(ctx, record.id)
+
+    @asynccontextmanager
+    async def _within(self, seen: Record, deadline_s: float | None) -> AsyncIterator[None]:
+        """A caller's patience; what it waits for goes on without it."""
+        limit_s = self._tools.settings.wake_deadline_s if deadline_s is None else deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"Workspace {seen.workspace.name!r} was not awake after {limit_s:g} seconds; it goes on waking.",
+                hint="Try again.",
+            ) from None
+
+    async def _awake(self, owner: Owner, seen: Record) -> tuple[Record, ResumeReport | None]:
         """The awake workspace; the report too when this call waited for its wake. One wake serves all callers."""
         self._upkeep.check_open()
         if owner.live is not None:
@@ -174,16 +199,9 @@ class WorkspaceService:
         if owner.waking is None:
             owner.waking = asyncio.create_task(owner.run(partial(self._wake_job, owner, seen), urgent=True))
             owner.waking.add_done_callback(partial(_woken, owner))
-        limit_s = self._tools.settings.wake_deadline_s if deadline_s is None else deadline_s
         owner.callers += 1
         try:
-            async with asyncio.timeout(limit_s):
-                record = await asyncio.shield(owner.waking)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"Workspace {seen.workspace.name!r} was not awake after {limit_s:g} seconds; it goes on waking.",
-                hint="Try again.",
-            ) from None
+            record = await asyncio.shield(owner.waking)
         finally:
             owner.callers -= 1
         return record, record.report

@@ -61,6 +61,7 @@ class Change:
     head: SnapshotId | None = None
     lost_branch: str | None = None
     rewound: str | None = None
+    unused_s: float | None = None  # how long ago it was last used
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -165,7 +166,7 @@ class WorkspaceStore:
             "workspaces.move",
             **{"id": at.id, "generation": at.generation, "from": at.state.value, "to": answer.to.value},
             **{"grow": int(answer.new_generation), "detail": change.detail, "head": change.head},
-            **{"lost_branch": change.lost_branch, "rewound": change.rewound},
+            **{"lost_branch": change.lost_branch, "rewound": change.rewound, "unused_s": change.unused_s},
             **{"kind": _KINDS.get(event, answer.to.value), "body": canonical(body)},
         )
         return rows.record(self._unless_stale(at, row))

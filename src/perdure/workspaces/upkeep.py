@@ -16,10 +16,11 @@ from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import WorkspaceId
 from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
 from perdure.workspaces import hibernation
-from perdure.workspaces.hibernation import Decision, Observation, Policy
+from perdure.workspaces.hibernation import Decision, Policy
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses
-from perdure.workspaces.model import SnapshotReason, WorkspaceState
+from perdure.workspaces.model import SnapshotReason, Workspace, WorkspaceState
+from perdure.workspaces.observe import as_used, observe
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
@@ -141,6 +142,14 @@ class Upkeep:
             at = await self.reconciler.workspace(owner, at)
         return at
 
+    def shown(self, record: Record) -> Workspace:
+        """The row as a caller sees it: with when it was last used, which for an awake one is only known here."""
+        return as_used(self._tools, self._owners.get(record.id), record)
+
+    async def repair(self, owner: Owner) -> None:
+        """In the workspace's turn: compare it with its node, and mend what differs."""
+        await self._in_owner(owner.id, self._repair)
+
     async def delete_job(self, owner: Owner, cause: str) -> None:
         at = await self._store.by_id(owner.id)
         if at.state is not WorkspaceState.DELETED:
@@ -155,7 +164,7 @@ class Upkeep:
         return owner.live.generation if owner and owner.live else None
 
     def _repair_soon(self, owner: Owner) -> None:
-        self._spawn(self._in_owner(owner.id, self._repair))
+        self._spawn(self.repair(owner))
 
     async def _repair(self, owner: Owner) -> None:
         await self.reconciler.workspace(owner, await self._store.by_id(owner.id))
@@ -189,14 +198,14 @@ class Upkeep:
 
     def _decide(self, owner: Owner, live: Live) -> Decision:
         workspace = live.record.workspace
-        now = self._tools.clock.monotonic()
         try:
             activity = self._tools.node(live.record).activity(workspace.id, live.generation)
         except PerdureError:
             self._repair_soon(owner)  # the node does not know it any more and its event has not reached us
             return Decision.KEEP
-        observation = Observation(owner.held, now - owner.touched_at, live.keep_awake_until - now, now - live.captured_at)
-        return hibernation.decide(activity, observation, Policy(workspace.idle_timeout_s, workspace.checkpoint_interval_s))
+        return hibernation.decide(
+            activity, observe(self._tools, owner, live), Policy(workspace.idle_timeout_s, workspace.checkpoint_interval_s)
+        )
 
     async def _act(self, owner: Owner) -> None:
         async def job() -> None:

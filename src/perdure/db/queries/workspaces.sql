@@ -63,7 +63,8 @@ set state = %(to)s,
     state_changed_at = case when state = %(to)s then state_changed_at else perdure_now() end,
     head_snapshot_id = coalesce(%(head)s::text, head_snapshot_id),
     lost_branch = coalesce(%(lost_branch)s::text, lost_branch),
-    rewound = coalesce(%(rewound)s::text, rewound)
+    rewound = coalesce(%(rewound)s::text, rewound),
+    last_active_at = greatest(last_active_at, perdure_now() - make_interval(secs => %(unused_s)s::double precision))
 where id = %(id)s and generation = %(generation)s and state = %(from)s
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,

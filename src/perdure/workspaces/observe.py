@@ -1,0 +1,45 @@
+"""What is known of an awake workspace's use: by callers here, by commands and connections on its node.
+
+Use is counted in this process and reaches the row when the workspace stops being awake; until then this is what knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from perdure.core.errors import PerdureError
+from perdure.workspaces import hibernation
+from perdure.workspaces.hibernation import Observation
+from perdure.workspaces.model import Workspace
+from perdure.workspaces.owner import Live, Owner
+from perdure.workspaces.rows import Record
+from perdure.workspaces.tools import Tools
+
+
+def observe(tools: Tools, owner: Owner, live: Live) -> Observation:
+    now = tools.clock.monotonic()
+    return Observation(owner.held, now - owner.touched_at, live.keep_awake_until - now, now - live.captured_at)
+
+
+def unused_s(tools: Tools, owner: Owner | None) -> float | None:
+    """Seconds since anybody used an awake workspace, 0 while somebody does; None for one that this process has not awake."""
+    live = owner.live if owner is not None else None
+    if owner is None or live is None:
+        return None
+    observation = observe(tools, owner, live)
+    try:
+        activity = tools.node(live.record).activity(owner.id, live.generation)
+    except PerdureError:  # its machine has just gone: what the callers did is still known
+        return 0.0 if observation.held else observation.idle_for_s
+    return hibernation.unused_s(activity, observation)
+
+
+def as_used(tools: Tools, owner: Owner | None, record: Record) -> Workspace:
+    """The workspace with ``last_active_at`` as of now."""
+    workspace = record.workspace
+    idle_s = unused_s(tools, owner)
+    if idle_s is None or owner is None or owner.live is None or owner.live.generation != record.generation:
+        return workspace
+    used_at = record.now - timedelta(seconds=idle_s)
+    return replace(workspace, last_active_at=max(workspace.last_active_at, used_at))
