@@ -47,6 +47,10 @@ _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _EGRESS = re.compile(r"^(\[[0-9a-fA-F:.]+(/\d{1,3})?\]|[A-Za-z0-9*][A-Za-z0-9.*_/-]*):\d{1,5}$")
 
 
+#: Raised when the way a root disk is made changes, so that older ones are not taken for current.
+ROOT_LAYOUT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
     """A file that the build puts into the root disk, owned by root."""
@@ -87,7 +91,8 @@ class Recipe:
 
     def _root_part(self) -> dict[str, Any]:
         entries = [[f.path, f.mode, hashlib.sha256(f.content).hexdigest()] for f in self.files]
-        return {"packages": sorted(self.packages), "files": entries, "commands": list(self.commands), "disk": self.disk_gib}
+        decides = {"packages": sorted(self.packages), "files": entries, "commands": list(self.commands), "disk": self.disk_gib}
+        return {"layout": ROOT_LAYOUT, **decides}
 
     def _other_part(self) -> dict[str, Any]:
         return {

@@ -22,6 +22,9 @@ from perdure.images.recipe import Recipe
 LABEL = "perdure-user"
 #: A small journal: its blocks are rewritten round and round, and every one that was touched is in a sleeping workspace's overlay.
 _JOURNAL_MIB = 8
+#: Block groups up to 1 TiB have their descriptors reserved. mke2fs would reserve for 1024 times the disk's size, and growing it
+#: while mounted needs all of these in one transaction, for which the small journal has no room. Beyond that ext4 uses meta_bg.
+_GROWTH_RESERVED_BLOCKS = (1 << 40) // 4096
 _MARK = "PERDURE-COMMAND"
 _STATUS = "var/lib/dpkg/status"
 _FINISH = """set -e
@@ -58,7 +61,8 @@ async def build_root(recipe: Recipe, scratch: Path, mode: Mode, progress: Progre
     packages, hashes = _read_packages(tar)
     digest = hashlib.sha256(json.dumps([recipe.root_digest, packages, hashes], sort_keys=True).encode()).hexdigest()
     progress(Progress(Step.DISK, f"Making a {recipe.disk_gib} GiB disk"))
-    options = ("-m", "0", "-b", "4096", "-J", f"size={_JOURNAL_MIB}", "-E", "lazy_itable_init=0,lazy_journal_init=0")
+    extended = f"lazy_itable_init=0,lazy_journal_init=0,resize={_GROWTH_RESERVED_BLOCKS}"
+    options = ("-m", "0", "-b", "4096", "-J", f"size={_JOURNAL_MIB}", "-E", extended)
     identity = str(uuid.UUID(digest[:32]))
     disk = Ext4(tar, output, f"{recipe.disk_gib}G", LABEL, identity, options, (f"./{PACKAGE_HASHES}", "./dev/*"))
     await make_ext4(disk, mode, scratch, what="Making the root disk's file system")
