@@ -21,6 +21,7 @@ from pathlib import Path
 
 from perdure.core.config import Settings
 from perdure.core.errors import HostUnfit, PerdureError
+from perdure.demo.steps import DemoFailed
 from perdure.sdk import AsyncClient, ServerUnreachable
 
 START_DEADLINE_S = 120.0
