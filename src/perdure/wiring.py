@@ -172,7 +172,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database) -
     )
     store = WorkspaceStore(database)
     images = ImageService(image_store, _golden_maker(settings, image_store, driver), store.names_using_image)
-    tools = Tools(store, LocalPlacement(node), _Catalog(images), settings, clock)
+    tools = Tools(store, LocalPlacement(node), _Catalog(images), settings, clock, EgressRules.parse)
     async with AsyncExitStack() as stack:
         registry = NodeRegistry(database, lease_s=settings.lease_s)
         await registry.register(node.node_id)

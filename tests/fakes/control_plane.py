@@ -15,6 +15,7 @@ from perdure.core.ids import RequestId, TenantId, mint
 from perdure.db.database import Database
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.placement import LocalPlacement
+from perdure.gateway.rules import EgressRules
 from perdure.workspaces.model import Context, CreateWorkspace, ResumeReport, Workspace, WorkspaceState
 from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import WorkspaceStore
@@ -48,7 +49,8 @@ class ControlPlane:
 
     def build(self, database: Any = None, node: Any = None) -> WorkspaceService:
         tools = Tools(
-            WorkspaceStore(database or self.database), LocalPlacement(node or self.node), self.images, self.settings, self.clock
+            *(WorkspaceStore(database or self.database), LocalPlacement(node or self.node), self.images),
+            *(self.settings, self.clock, EgressRules.parse),
         )
         self.service = WorkspaceService(tools)
         return self.service

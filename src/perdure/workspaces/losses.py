@@ -34,7 +34,7 @@ async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: 
     """A capture is done: its row is complete, it is the head, retention is applied, the state moves; all or nothing."""
     # The head of a sleeper is whole and newer: automatic ones before it would only cost bytes for as long as it sleeps.
     keep = 0 if event is Event.CAPTURED else tools.settings.keep_automatic_checkpoints
-    body = {
+    body: dict[str, Any] = {
         **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
         **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
     }
@@ -42,6 +42,7 @@ async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: 
         snapshot = await tools.store.complete(tx, facts)
         if snapshot is None:
             raise StaleGeneration(f"Snapshot {facts.snapshot_id} of {at.workspace.name!r} was given up meanwhile.")
+        body |= {"reason": snapshot.reason.value, "name": snapshot.name}
         record = await tools.store.move(at, event, Change(head=facts.snapshot_id, body=body), tx)
         await tools.store.supersede(tx, at.id, keep)
     return record, snapshot

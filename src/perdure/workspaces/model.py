@@ -116,6 +116,7 @@ class Snapshot:
     disk_total_bytes: int
     pause_s: float
     created_at: datetime
+    disk_gib: int | None = None  # the disk's size in it
 
 
 class DiskFate(StrEnum):

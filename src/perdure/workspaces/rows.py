@@ -122,6 +122,7 @@ def snapshot(row: Mapping[str, Any]) -> Snapshot:
         disk_total_bytes=row["disk_total_bytes"],
         pause_s=row["pause_s"],
         created_at=row["created_at"],
+        disk_gib=row["disk_gib"],
     )
 
 

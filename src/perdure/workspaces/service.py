@@ -79,6 +79,7 @@ class WorkspaceService:
         image = await self._tools.images.find(spec.image)
         new = self._new_workspace(ctx, spec, image)
         checks.check_new(new, image)
+        self._tools.check_egress(new.egress_allow)
         plan = self._operations.plan_new(new.disk_gib, image.disk_gib)
         owner = self._upkeep.newborn(new.id)
 

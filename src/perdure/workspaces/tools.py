@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from perdure.core.clock import Clock, epoch_ms
@@ -21,6 +22,7 @@ class Tools:
     images: ImageCatalog
     settings: Settings
     clock: Clock
+    check_egress: Callable[[Iterable[str]], object]  # raises InvalidRequest for an entry that the node's gateway would refuse
 
     def mint_snapshot(self) -> SnapshotId:
         return SnapshotId(mint("snp", now_ms=epoch_ms(self.clock)))

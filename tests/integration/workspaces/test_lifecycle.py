@@ -357,6 +357,8 @@ async def test_another_tenants_workspace_does_not_exist(plane: ControlPlane) -> 
         ({"disk_gib": 10**6}, "out of range"),
         ({"idle_timeout_s": -1.0}, "no idle timeout"),
         ({"metadata": {"a": "\0"}}, "zero character"),
+        ({"egress_allow": ("example.org:443", "example.org")}, "'example.org' has no port"),
+        ({"egress_allow": ("10.0.0.1/8:443",)}, "has host bits set"),
         ({"environment": {"a": "x" * 5000}}, "too large"),
     ],
 )
