@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
     shutdown_deadline_s: float = Field(default=60.0, gt=0, description="SIGTERM: time to hibernate every workspace.")
     lost_branch_days: float = Field(default=7.0, ge=0, description="How long NAME@lost-TIME branches are kept.")
-    keep_automatic_checkpoints: int = Field(default=2, ge=1, description="Automatic snapshots kept per workspace.")
+    keep_automatic_checkpoints: int = Field(default=2, ge=1, description="Automatic snapshots kept while awake; asleep, none.")
 
     lease_s: float = Field(default=20.0, gt=0, description="Node lease in the database.")
     freeze_s: float = Field(default=15.0, gt=0, description="The node freezes its VMs this long after its last sure renewal.")

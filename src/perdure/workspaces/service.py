@@ -401,7 +401,8 @@ class WorkspaceService:
             point = await self._store.before(at)
             if point is None:
                 raise Conflict(
-                    f"Workspace {at.workspace.name!r} has no snapshot before its last one.", hint="Retry, or boot its disk."
+                    f"Workspace {at.workspace.name!r} has no snapshot before its last one.",
+                    hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
                 )
             plan = await self._operations.plan_wake(at, point)
             change = Change(head=point.id, rewound="on request, to the snapshot before the last", body={"how": how.value})

@@ -443,6 +443,11 @@ async def test_retry_after_a_failure_wakes_from_the_head(plane: ControlPlane) ->
         await plane.service.wake(CTX, "demo")
     _, report = await plane.service.recover(CTX, "demo", Recovery.RETRY)
     assert report.memory is MemoryFate.KEPT
+    await plane.service.sleep(CTX, "demo")
+    with pytest.raises(Conflict, match="no snapshot before its last one") as refusal:
+        await plane.service.recover(CTX, "demo", Recovery.REWIND)
+    assert "boot its disk" in refusal.value.hint
+    await plane.service.wake(CTX, "demo")
     with pytest.raises(Conflict, match="only a failed or sleeping"):
         await plane.service.recover(CTX, "demo", Recovery.RETRY)
 
