@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from perdure.core import files
 from perdure.core.errors import HostUnfit, PerdureError
-from perdure.machines.driver import Accelerator, ChannelName, DiskChain, LaunchSpec, Limits, Machine, MachineDriver, Ram, Shape
+from perdure.machines.driver import Accelerator, DiskChain, LaunchSpec, Limits, Machine, MachineDriver, Ram, Shape
 
 PROBE_DEADLINE_S = 10.0
 KVM_DEVICE = Path("/dev/kvm")
@@ -57,19 +57,8 @@ class ProbeSpec:
     deadline_s: float = PROBE_DEADLINE_S
 
 
-async def first_byte(machine: Machine) -> bool:
-    """The guest said anything on its control channel. Protocols that wait for the host need their own ``Alive``."""
-    reader, writer = await machine.connect(ChannelName.CONTROL)
-    try:
-        return bool(await reader.read(1))
-    finally:
-        writer.transport.abort()
-
-
-async def choose(
-    setting: Literal["auto", "kvm", "tcg"], driver: MachineDriver, spec: ProbeSpec, alive: Alive = first_byte
-) -> Verdict:
-    """Decide. Raises HostUnfit when KVM is demanded and does not work here."""
+async def choose(setting: Literal["auto", "kvm", "tcg"], driver: MachineDriver, spec: ProbeSpec, alive: Alive) -> Verdict:
+    """Decide; ``alive`` tells whether a booted guest speaks. Raises HostUnfit when KVM is demanded and does not work here."""
     if setting == "tcg":
         return Verdict(Accelerator.TCG, (Attempt(Accelerator.TCG, True, "It is set (PERDURE_ACCELERATOR=tcg)."),))
     kvm = await _judge_kvm(driver, spec, alive)

@@ -11,7 +11,7 @@ import pytest
 from perdure.core.errors import HostUnfit
 from perdure.machines import probe
 from perdure.machines.driver import Accelerator, ChannelName, DiskChain, DiskLayer, Machine, Shape
-from perdure.machines.probe import ProbeSpec, choose, first_byte
+from perdure.machines.probe import ProbeSpec, choose
 from tests.fakes.machine import FakeDriver, FakeMachine
 
 
@@ -45,9 +45,18 @@ async def silent(machine: FakeMachine, channel: ChannelName, reader: asyncio.Str
     await reader.read()
 
 
+async def first_byte(machine: Machine) -> bool:
+    """The guest said anything on its control channel."""
+    reader, writer = await machine.connect(ChannelName.CONTROL)
+    try:
+        return bool(await reader.read(1))
+    finally:
+        writer.transport.abort()
+
+
 async def test_a_kernel_that_speaks_proves_kvm(spec: ProbeSpec) -> None:
     driver = FakeDriver(talkative)
-    verdict = await choose("auto", driver, spec)
+    verdict = await choose("auto", driver, spec, first_byte)
     assert verdict.accelerator is Accelerator.KVM
     assert [attempt.works for attempt in verdict.attempts] == [True]
     (machine,) = driver.machines
@@ -58,7 +67,7 @@ async def test_a_kernel_that_speaks_proves_kvm(spec: ProbeSpec) -> None:
 
 async def test_a_kernel_that_hangs_means_emulation(spec: ProbeSpec, tmp_path: Path) -> None:
     hasty = ProbeSpec(spec.shape, spec.disk, spec.directory, spec.cache, deadline_s=0.2)
-    verdict = await choose("auto", FakeDriver(silent), hasty)
+    verdict = await choose("auto", FakeDriver(silent), hasty, first_byte)
     assert verdict.accelerator is Accelerator.TCG
     assert "said nothing for 0.2 seconds" in verdict.attempts[0].reason
     assert [attempt.works for attempt in verdict.attempts] == [False, True]
@@ -67,14 +76,14 @@ async def test_a_kernel_that_hangs_means_emulation(spec: ProbeSpec, tmp_path: Pa
 
 async def test_a_verdict_is_remembered_for_the_same_build_and_kernel(spec: ProbeSpec) -> None:
     driver = FakeDriver(talkative)
-    first = await choose("auto", driver, spec)
-    assert await choose("auto", driver, spec) == first
+    first = await choose("auto", driver, spec, first_byte)
+    assert await choose("auto", driver, spec, first_byte) == first
     assert len(driver.machines) == 1
     driver.upgrade("fake 2")
-    await choose("auto", driver, spec)
+    await choose("auto", driver, spec, first_byte)
     assert len(driver.machines) == 2
     spec.shape.kernel.write_bytes(b"another kernel")
-    await choose("auto", driver, spec)
+    await choose("auto", driver, spec, first_byte)
     assert len(driver.machines) == 3
 
 
@@ -82,14 +91,14 @@ async def test_a_verdict_is_remembered_for_the_same_build_and_kernel(spec: Probe
 async def test_a_damaged_cache_is_no_obstacle(spec: ProbeSpec, rubbish: str) -> None:
     spec.cache.parent.mkdir()
     spec.cache.write_text(rubbish)
-    assert (await choose("auto", FakeDriver(talkative), spec)).accelerator is Accelerator.KVM
+    assert (await choose("auto", FakeDriver(talkative), spec, first_byte)).accelerator is Accelerator.KVM
     assert len(json.loads(spec.cache.read_text())) == 1
 
 
 async def test_no_device(spec: ProbeSpec, kvm_device: Path) -> None:
     kvm_device.unlink()
     driver = FakeDriver(talkative)
-    verdict = await choose("auto", driver, spec)
+    verdict = await choose("auto", driver, spec, first_byte)
     assert verdict.accelerator is Accelerator.TCG
     assert "no hardware virtualisation" in verdict.attempts[0].reason
     assert driver.machines == []
@@ -98,7 +107,7 @@ async def test_no_device(spec: ProbeSpec, kvm_device: Path) -> None:
 async def test_a_vmm_that_does_not_start_under_kvm(spec: ProbeSpec) -> None:
     driver = FakeDriver(talkative)
     driver.fail_next = [HostUnfit("failed to set MSR 0x345")]
-    verdict = await choose("auto", driver, spec)
+    verdict = await choose("auto", driver, spec, first_byte)
     assert verdict.accelerator is Accelerator.TCG
     assert "MSR" in verdict.attempts[0].reason
     assert not spec.directory.exists()
@@ -118,13 +127,13 @@ async def test_a_machine_that_breaks(spec: ProbeSpec) -> None:
 async def test_kvm_demanded_and_not_working(spec: ProbeSpec, kvm_device: Path) -> None:
     kvm_device.unlink()
     with pytest.raises(HostUnfit, match="demanded") as caught:
-        await choose("kvm", FakeDriver(talkative), spec)
+        await choose("kvm", FakeDriver(talkative), spec, first_byte)
     assert "PERDURE_ACCELERATOR=auto" in caught.value.hint
 
 
 async def test_tcg_when_set_is_not_probed(spec: ProbeSpec) -> None:
     driver = FakeDriver(talkative)
-    assert (await choose("tcg", driver, spec)).accelerator is Accelerator.TCG
+    assert (await choose("tcg", driver, spec, first_byte)).accelerator is Accelerator.TCG
     assert driver.machines == []
 
 
