@@ -44,9 +44,9 @@ def test_up_with_a_database_of_ones_own(external: str, base_image: object) -> No
         assert not (live.home / "db").exists()
 
 
-def test_a_database_that_does_not_answer_is_one_sentence_and_makes_nothing() -> None:
+def test_a_database_that_does_not_answer_is_told_in_one_sentence() -> None:
     with (
-        pytest.raises(AssertionError, match="The database does not answer. Check PERDURE_DATABASE_URL"),
+        pytest.raises(AssertionError, match=r"The database does not answer\. Check PERDURE_DATABASE_URL"),
         serving(PERDURE_DATABASE_URL="postgresql://nobody@127.0.0.1:9/x"),
     ):
         pytest.fail("it is up without its database")
