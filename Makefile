@@ -2,12 +2,12 @@
 # ARGS goes to the command behind the target:  make test ARGS="tests/unit -x"
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix dev bench lock
+.PHONY: help setup demo test test-long check fix dev bench lock
 
 BIN := .venv/bin
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup:  ## packages, .venv, the base image
 	@tools/setup.sh system venv image
@@ -18,6 +18,10 @@ demo: setup  ## run the main job: a machine that sleeps and wakes
 test:  ## set up and pass every test
 	@tools/setup.sh system qemu10 venv image
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-long: ## the long form of the proofs that 'make test' has in short
+	@tools/setup.sh system qemu10 venv image
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check:  ## style, types, layers, generated files
 	@tools/setup.sh venv

@@ -83,7 +83,7 @@ def test_the_demo_holds_on_real_input_and_leaves_nothing(place: Place) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("step", ["Create a workspace", "Index it"])
+@pytest.mark.parametrize("step", ["Create a workspace", pytest.param("Index it", marks=pytest.mark.long)])
 def test_ctrl_c_in_the_middle_ends_with_one_line_and_leaves_nothing(place: Place, step: str) -> None:
     """The signal goes to the whole foreground group, as a terminal sends it."""
     with subprocess.Popen(
@@ -101,6 +101,7 @@ def test_ctrl_c_in_the_middle_ends_with_one_line_and_leaves_nothing(place: Place
     assert place.left_processes() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_benchmark_prints_the_rows_that_scripts_read_and_leaves_nothing(place: Place) -> None:
     document = run(place, "bench", "wake", "--samples", "2", "--json")

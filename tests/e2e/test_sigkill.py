@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,32 @@ CASES = [
     *((Victim.VMM, "checkpoint", point) for point in WITH_MACHINE_CAPTURE),
     *((Victim.VMM, "sleep", point) for point in WITH_MACHINE_CAPTURE),
 ]
+
+#: In ``make test``: for each operation the points that are most different from each other. The others are in the long form.
+SHORT = {
+    (Victim.SERVER, "create", CrashPoint.CREATE_RECORDED),
+    (Victim.SERVER, "create", CrashPoint.START_RUNNING),
+    (Victim.SERVER, "wake", CrashPoint.START_RESTORED),
+    (Victim.SERVER, "wake", CrashPoint.START_AWAKE),
+    (Victim.SERVER, "checkpoint", CrashPoint.CAPTURE_PAUSED),
+    (Victim.SERVER, "checkpoint", CrashPoint.CAPTURE_PUBLISHED),
+    (Victim.SERVER, "sleep", CrashPoint.CAPTURE_WRITTEN),
+    (Victim.SERVER, "sleep", CrashPoint.CAPTURE_PUBLISHED),
+    (Victim.SERVER, "sleep", CrashPoint.CAPTURE_ENDED),
+    (Victim.VMM, "create", CrashPoint.START_RUNNING),
+    (Victim.VMM, "wake", CrashPoint.START_RUNNING),
+    (Victim.VMM, "checkpoint", CrashPoint.CAPTURE_COPIED),
+    (Victim.VMM, "sleep", CrashPoint.CAPTURE_COPIED),
+}
+
+
+def cases(*actions: str) -> list[Any]:
+    """Parameters (victim, action, point) of these operations."""
+    return [
+        pytest.param(*case, id=f"{case[0].value}-{case[1]}-{case[2].value}", marks=() if case in SHORT else pytest.mark.long)
+        for case in CASES
+        if case[1] in actions
+    ]
 
 
 @dataclass
@@ -99,9 +126,7 @@ def awake_again(world: World, generation: int, expected: int, newer: int) -> Non
     world.place.check_rows()
 
 
-@pytest.mark.parametrize(("victim", "action", "point"), [
-    pytest.param(*case, id=f"{case[0].value}-{case[1]}-{case[2].value}") for case in CASES if case[1] == "create"
-])  # fmt: skip
+@pytest.mark.parametrize(("victim", "action", "point"), cases("create"))
 def test_killed_while_it_is_created(world: World, victim: Victim, action: str, point: CrashPoint) -> None:
     client = world.workspace.client
     error = world.place.crash(point, victim, lambda: Workspace.create("cut-off", client=client))
@@ -111,22 +136,18 @@ def test_killed_while_it_is_created(world: World, victim: Victim, action: str, p
     world.place.check_journal()
 
 
-@pytest.mark.parametrize(("victim", "point"), [
-    pytest.param(victim, point, id=f"{victim.value}-{point.value}") for victim, action, point in CASES if action == "wake"
-])  # fmt: skip
-def test_killed_while_it_wakes(world: World, victim: Victim, point: CrashPoint) -> None:
+@pytest.mark.parametrize(("victim", "action", "point"), cases("wake"))
+def test_killed_while_it_wakes(world: World, victim: Victim, action: str, point: CrashPoint) -> None:
     number = world.next()
     world.workspace.sleep()
     generation = world.workspace.info.generation
-    error = world.place.crash(point, victim, act(world.workspace, "wake"))
+    error = world.place.crash(point, victim, act(world.workspace, action))
     assert error is not None or (victim, point) == (Victim.VMM, CrashPoint.START_AWAKE), "there it dies as one that is awake"
     world.place.until(lambda: world.workspace.refresh().state == "hibernated", "the loss is recorded")
     awake_again(world, generation, number, number)
 
 
-@pytest.mark.parametrize(("victim", "action", "point"), [
-    pytest.param(*case, id=f"{case[0].value}-{case[1]}-{case[2].value}") for case in CASES if case[1] in ("checkpoint", "sleep")
-])  # fmt: skip
+@pytest.mark.parametrize(("victim", "action", "point"), cases("checkpoint", "sleep"))
 def test_killed_while_it_is_captured(world: World, victim: Victim, action: str, point: CrashPoint) -> None:
     before = world.next()
     world.workspace.checkpoint()

@@ -112,6 +112,7 @@ async def test_a_failing_command_is_named_with_its_output_and_nothing_is_left(st
     assert rest_of(store) == []
 
 
+@pytest.mark.long
 async def test_a_package_that_does_not_exist_is_named(store: ImageStore) -> None:
     with pytest.raises(BuildFailed, match="no-such-package-here: there is no such package"):
         await build_image(Recipe(name="broken", packages=("no-such-package-here",)), store)
@@ -146,6 +147,7 @@ asyncio.run(build_image(Recipe(name="tiny"), ImageStore(Path(sys.argv[1])), Buil
 """
 
 
+@pytest.mark.long
 async def test_a_killed_build_leaves_no_process_and_no_mount_and_is_swept(store: ImageStore) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", BUILDER, str(store.root), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
