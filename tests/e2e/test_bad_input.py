@@ -373,7 +373,7 @@ def test_a_full_disk_of_the_node_loses_nothing(base_image: Path) -> None:
             "head -c 32M /dev/zero | tr '\\0' x >/root/large && sync && echo written", background=True
         )
         assert isinstance(writer, CommandHandle)
-        until(lambda: "disk is full" in workspace.refresh().state_detail)
+        until(lambda: "is full" in workspace.refresh().state_detail)
         assert workspace.info.state == "running"
         set_room(live, 1024 * MIB)
         until(lambda: workspace.refresh().state_detail == "")
