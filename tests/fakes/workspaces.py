@@ -49,6 +49,7 @@ IMAGE = public.ImageInfo(
     agent_protocol=1,
     packages=150,
     stored_bytes=600 << 20,
+    ready=["512x1"],
 )
 
 

@@ -101,6 +101,7 @@ def snapshot(value: model.Snapshot) -> public.SnapshotInfo:
         disk_total_bytes=value.disk_total_bytes,
         pause_s=value.pause_s,
         created_at=value.created_at,
+        disk_gib=value.disk_gib,
     )
 
 

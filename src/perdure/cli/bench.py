@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.demo import complaint
+from perdure.cli.output import complain
 from perdure.core.errors import InvalidRequest, PerdureError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
 
             rows = asyncio.run(wake.run(say, samples or wake.SAMPLES))
     except PerdureError as error:
-        sys.stderr.write(complaint(error, as_json=as_json))
+        complain(error, as_json=as_json)
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted; everything the benchmark started has been put away.\n")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from perdure.cli.output import complain
 from perdure.core.errors import PerdureError
 
 if TYPE_CHECKING:
@@ -67,15 +68,8 @@ def run(*, as_json: bool) -> int:
     elif problem is None:
         console.print(_table(figures))
     if problem is not None:
-        sys.stderr.write(complaint(problem, as_json=as_json))
+        complain(problem, as_json=as_json)
     return 0 if problem is None else 1
-
-
-def complaint(error: PerdureError, *, as_json: bool) -> str:
-    """An error for stderr (DESIGN section 7)."""
-    if as_json:
-        return json.dumps({"error": error.public()}) + "\n"
-    return f"perdure: {error.message}\n" + (f"  {error.hint}\n" if error.hint else "")
 
 
 def _table(figures: list[Figure]) -> Table:

@@ -153,6 +153,8 @@ def _ended(outcome: public.ExecOutcome) -> str:
         ExecEnd.NOT_STARTED: "The command could not be started.",
         ExecEnd.LOST: "The command was lost with the machine it ran on; whether it ended is not known.",
     }
+    if outcome.detail and outcome.end in {ExecEnd.RUN_LIMIT, ExecEnd.IDLE_LIMIT}:
+        return f"The command was ended: {markup(outcome.detail[:1].lower() + outcome.detail[1:])}"
     detail = f" ({markup(outcome.detail)})" if outcome.detail else ""
     return sentences.get(outcome.end, outcome.end.value) + detail
 

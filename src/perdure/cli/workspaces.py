@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from perdure.cli import thread
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
-from perdure.core.errors import InvalidRequest, PerdureError
-from perdure.sdk import Workspace
+from perdure.core.errors import InvalidRequest, NotFound, PerdureError
+from perdure.sdk import Client, Workspace
 from perdure.wire import public
 from perdure.wire.node import MemoryFate
 
@@ -75,6 +77,8 @@ def create(
         "idle_timeout_s": idle_timeout_s,
         "checkpoint_interval_s": checkpoint_interval_s,
     }
+    if not as_json and not exist_ok:
+        _tell_first_boot(image, memory_mib, vcpus)
     made = Workspace.create(
         name,
         exist_ok=exist_ok,
@@ -89,6 +93,19 @@ def create(
         return
     info = made.info
     say(f"[bold]{markup(info.name)}[/] is awake: {_shape(info)}, {info.isolation or 'isolation unknown'}")
+
+
+def _tell_first_boot(image: str, memory_mib: int | None, vcpus: int | None) -> None:
+    """A size that was never booted has no golden snapshot yet: say why nothing happens for a while."""
+    try:
+        with Client() as client:
+            found = client.image(image)
+    except NotFound:
+        return  # creating says it
+    memory_mib, vcpus = memory_mib or found.memory_mib, vcpus or found.vcpus
+    if f"{memory_mib}x{vcpus}" not in found.ready:
+        cpus = "1 CPU" if vcpus == 1 else f"{vcpus} CPUs"
+        note(f"[dim]Booting {markup(found.name)} with {memory_mib} MiB and {cpus} once; it takes about half a minute.[/]")
 
 
 def _shape(info: public.WorkspaceInfo) -> str:
@@ -134,17 +151,19 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     """Show one workspace and what its last wake kept."""
     as_json = wants_json(ctx, json)
     workspace = find(name)
-    report = workspace.resume_report()
+    report, found = workspace.resume_report(), workspace.snapshots()
     info = workspace.info
     if as_json:
-        dump({"workspace": info, "report": report})
+        dump({"workspace": info, "report": report, "snapshots": found})
         return
-    lines = [
+    lines: list[tuple[str, str | list[str]]] = [
         ("id", info.id),
         ("state", f"{_state(info)} {markup(info.state_detail)}".strip()),
         ("generation", str(info.generation)),
         ("image", _shape(info)),
         ("isolation", _isolation(info)),
+        ("stored", _stored(found)),
+        ("snapshot", _head(info, found)),
         ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
         ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
         ("may reach", markup(", ".join(info.egress_allow)) or "nothing"),
@@ -156,30 +175,46 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     ]
     say(f"[bold]{markup(info.name)}[/]")
     for label, value in lines:
-        if value != "-":
-            say(f"  [dim]{label:<13}[/]{value}")
+        first, *more = [value] if isinstance(value, str) else value
+        if first != "-":
+            say(f"  [dim]{label:<13}[/]{first}")
+        for text in more:
+            say(f"  {'':<13}{text}")
 
 
-def _isolation(info: public.WorkspaceInfo) -> str:
-    if info.confinement is None:
-        return "not started yet"
-    missing = ", ".join(f"no {key.replace('_', ' ')} ({value})" for key, value in info.confinement.missing.items())
-    return f"{info.confinement.isolation.value}{markup('; ' + missing) if missing else ''}"
+def _isolation(info: public.WorkspaceInfo) -> list[str]:
+    """The grade with what holds, then one line for each thing that does not."""
+    held = info.confinement
+    if held is None:
+        return ["not started yet"]
+    names = ("jail", "seccomp", "own_user", "readonly_base", "memory_limit", "cpu_limit", "pids_limit")
+    holds = ", ".join(name.replace("_", " ") for name in names if getattr(held, name))
+    lacks = [f"no {name.replace('_', ' ')}: {held.missing.get(name, 'unknown why')}" for name in names if not getattr(held, name)]
+    return [f"{held.isolation.value}: {holds or 'nothing more'}", *map(markup, lacks)]
+
+
+def _stored(found: list[public.SnapshotInfo]) -> str:
+    """What the newest snapshot needs besides the image, which all workspaces share."""
+    if not found:
+        return "nothing yet"
+    head = found[-1]
+    total = size(head.memory_total_bytes + head.disk_total_bytes)
+    kept = "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
+    return f"{total} besides the image: {size(head.memory_total_bytes)} memory, {size(head.disk_total_bytes)} disk; {kept}"
+
+
+def _head(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> list[str]:
+    head = next((one for one in found if one.id == info.head_snapshot_id), None)
+    if head is None:
+        return [info.head_snapshot_id or "-"]
+    lines = [f"{head.id}, {head.reason}{markup(f' ({head.name})') if head.name else ''}, {ago(head.created_at)}"]
+    if head.disk_gib is not None and head.disk_gib < info.disk_gib:
+        lines.append(f"its disk has {head.disk_gib} GiB; a disk boot grows it to {info.disk_gib} GiB")
+    return lines
 
 
 def _woke(report: public.ResumeReport) -> str:
-    parts = [f"memory {report.memory.value}{f' ({markup(report.memory_reason)})' if report.memory_reason else ''}"]
-    parts.append(f"disk {report.disk}")
-    if report.asleep_s:
-        parts.append(f"asleep {duration(report.asleep_s)}")
-    if report.connections_dropped:
-        parts.append(f"{report.connections_dropped} connections dropped")
-    if report.execs_lost:
-        parts.append(f"{len(report.execs_lost)} commands lost")
-    if report.lost_branch:
-        parts.append(f"what the snapshot lacks is in {markup(report.lost_branch)}")
-    parts += [f"[yellow]{markup(problem)}[/]" for problem in report.problems]
-    return ", ".join(parts)
+    return markup(thread.woke(report.model_dump(mode="json")))
 
 
 def tell_losses(workspace: Workspace) -> None:
@@ -267,38 +302,24 @@ def log(
 ) -> None:
     """Show a workspace's thread: what happened to it, in order."""
     as_json = wants_json(ctx, json)
-    entries = find(name).log(after_seq=after, limit=limit)
+    try:
+        entries = find(name).log(after_seq=after, limit=limit)
+    except NotFound as error:
+        if not name.startswith("ws_"):
+            error.hint += " The thread of a deleted one is read by its id, which 'perdure rm' printed: perdure log ws_…"
+        raise
     if as_json:
         dump({"entries": entries})
         return
-    rows = [
-        (
-            str(one.seq),
-            one.at.isoformat(sep=" ", timespec="seconds"),
-            str(one.generation),
-            f"[bold]{markup(one.kind)}[/]",
-            _detail(one.body),
-        )
-        for one in entries
-    ]
-    table(("SEQ", "AT", "GEN", "WHAT", "DETAIL"), rows, right=("SEQ", "GEN"))
+    rows = []
+    for one in entries:
+        what, detail = thread.line(one)
+        rows.append((str(one.seq), f"[dim]{_moment(one.at)}[/]", f"[bold]{markup(what)}[/]", markup(detail)))
+    table(("SEQ", "TIME (UTC)", "WHAT", "DETAIL"), rows, right=("SEQ",))
 
 
-def _detail(body: dict[str, Any]) -> str:
-    """What an entry adds to its name, short; all of it is in --json."""
-    parts = []
-    for key, value in body.items():
-        if key == "report" and isinstance(value, dict):
-            parts.append(f"memory {value.get('memory')}, disk {value.get('disk')}")
-        elif key in {"event", "from", "to"} or value in (None, "", [], False) or isinstance(value, dict):
-            continue
-        elif key.endswith("_bytes") and isinstance(value, int):
-            parts.append(f"{key.removesuffix('_bytes')} {size(value)}")
-        elif key.endswith("_s") and isinstance(value, int | float):
-            parts.append(f"{key.removesuffix('_s')} {duration(value)}")
-        else:
-            parts.append(f"{key.removesuffix('_id')} {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    return markup(", ".join(parts))
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def snapshot_ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
@@ -385,7 +406,7 @@ def rm(
     for one in found:
         one.delete()
         if not as_json:
-            say(f"{markup(one.name)} is deleted")
+            say(f"{markup(one.name)} is deleted; its thread stays: perdure log {one.info.id}")
     if as_json:
         dump({"deleted": [one.info.id for one in found]})
 

@@ -106,6 +106,7 @@ class ImageService:
             packages=len(image.packages),
             egress_allow=list(image.egress_allow),
             stored_bytes=self.store.sizes(image).total,
+            ready=sorted({f"{one.size.memory_mib}x{one.size.vcpus}" for one in self.store.goldens(image)}),
             current=image.digest in self.store.names().values(),
         )
 

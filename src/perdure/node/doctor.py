@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from perdure.core import files
 from perdure.core.config import Settings
@@ -23,6 +24,9 @@ from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
 #: Free space below which a warning is due: an image build needs about this much.
 ROOM_BYTES = 4 << 30
+#: There when the kernel can filter system calls (seccomp(2)).
+_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
+_SECCOMP_HINT = "VMMs may not start without them. Use a kernel with CONFIG_SECCOMP_FILTER, as Debian's."
 _APT = "apt-get install --no-install-recommends"
 _BUILD_TOOLS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
 
@@ -30,10 +34,10 @@ _BUILD_TOOLS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
 async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) -> DoctorReport:
     """Every check, each with a sentence; ``ok`` when nothing failed."""
     checks: list[DoctorCheck] = []
-    for check in (_qemu, _jail):
-        checks.append(await _guarded(check.__name__.strip("_"), lambda check=check: check(driver)))  # type: ignore[misc]
+    for check in (_qemu, _jail, _readonly_base):
+        checks.append(await _guarded(check.__name__.strip("_").replace("_", " "), lambda check=check: check(driver)))  # type: ignore[misc]
     chosen = await _accelerator(settings, driver, images, checks)
-    checks += [_cgroups(), _build_tools(), _room(settings), _images(images)]
+    checks += [_seccomp(), _cgroups(), _build_tools(), _room(settings), _images(images)]
     return DoctorReport(
         ok=all(check.status is not CheckStatus.FAIL for check in checks),
         isolation=None if chosen is None else _grade(chosen),
@@ -73,6 +77,18 @@ async def _jail(driver: QemuDriver) -> DoctorCheck:
     return DoctorCheck(name="jail", status=CheckStatus.OK, detail=detail)
 
 
+async def _readonly_base(driver: QemuDriver) -> DoctorCheck:
+    name = "readonly base"
+    if readonly_base((await driver.identity(Accelerator.TCG)).version):
+        return DoctorCheck(name=name, status=CheckStatus.OK, detail="VMMs cannot write the memory image that workspaces share")
+    detail = (
+        "a VMM that was taken over could write the memory image that workspaces share: it is open for writing before QEMU 8.2"
+    )
+    return DoctorCheck(
+        name=name, status=CheckStatus.WARN, detail=detail, hint="Install QEMU 8.2 or later, or name one: PERDURE_QEMU."
+    )
+
+
 async def _accelerator(
     settings: Settings, driver: QemuDriver, images: ImageStore, checks: list[DoctorCheck]
 ) -> Accelerator | None:
@@ -88,6 +104,17 @@ async def _accelerator(
         status = CheckStatus.OK if attempt.works else CheckStatus.WARN
         checks.append(DoctorCheck(name=attempt.accelerator.value, status=status, detail=attempt.reason))
     return verdict.accelerator
+
+
+def _seccomp() -> DoctorCheck:
+    """Every VMM is told to filter its system calls, and does not start where it cannot (QEMU's ``-sandbox``)."""
+    if _SECCOMP.exists():
+        return DoctorCheck(
+            name="seccomp", status=CheckStatus.OK, detail="each VMM's system calls are filtered, or it does not start"
+        )
+    return DoctorCheck(
+        name="seccomp", status=CheckStatus.WARN, detail="this kernel has no system call filters", hint=_SECCOMP_HINT
+    )
 
 
 def _cgroups() -> DoctorCheck:

@@ -105,6 +105,7 @@ class ImageInfo(Answer):
     packages: int
     egress_allow: list[str] = Field(default_factory=list)
     stored_bytes: int | None = None
+    ready: list[str] = Field(default_factory=list, description="Sizes that need no boot: 512x1 is 512 MiB and one CPU.")
     current: bool = Field(default=True, description="Whether a name points to it. Others are kept for workspaces made of them.")
 
 
@@ -122,10 +123,7 @@ class PrunedImages(Answer):
 
 class BuildImage(Body):
     """``recipe`` is the TOML text, ``shipped`` the name of a recipe that comes with the server; without both: ``base``.
-
-    ``sources`` holds the files that a recipe names as ``source``, base64, by exactly that name: the server opens none itself.
-    ``if_missing``: keep an image that is current already.
-    """
+    ``sources``: the files a recipe names as ``source``, by that name. ``if_missing``: keep an image that is current already."""
 
     recipe: Annotated[str, Field(max_length=1 << 20)] | None = None
     shipped: Text | None = None
@@ -276,6 +274,7 @@ class SnapshotInfo(Answer):
     disk_total_bytes: int
     pause_s: float
     created_at: datetime
+    disk_gib: int | None = None
 
 
 class SnapshotList(Answer):

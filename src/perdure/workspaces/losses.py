@@ -10,6 +10,7 @@ import logging
 import secrets
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId

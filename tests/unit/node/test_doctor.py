@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from perdure.machines.jail import JailKind, Verdict
-from perdure.node.doctor import _jail
+from perdure.node.doctor import _jail, _readonly_base, _seccomp
 from perdure.wire.public import CheckStatus
 
 BOTH = Verdict((JailKind.OWN_USER, JailKind.PLAIN))
@@ -37,3 +38,21 @@ async def test_an_own_user_is_promised_only_where_machines_get_one(
     check = await _jail(cast("Any", Driver()))
     assert check.status is CheckStatus.OK
     assert check.detail.startswith(f"bubblewrap: own namespaces, no network{said}")
+
+
+@pytest.mark.parametrize(("version", "status"), [((8, 2, 0), CheckStatus.OK), ((7, 2, 22), CheckStatus.WARN)])
+async def test_the_shared_memory_image_is_read_only_since_qemu_8_2(version: tuple[int, int, int], status: CheckStatus) -> None:
+    class Driver:
+        async def identity(self, _accelerator: object) -> Any:
+            return SimpleNamespace(version=version)
+
+    check = await _readonly_base(cast("Any", Driver()))
+    assert (check.name, check.status, bool(check.hint)) == ("readonly base", status, status is CheckStatus.WARN)
+
+
+@pytest.mark.parametrize(("there", "status"), [(True, CheckStatus.OK), (False, CheckStatus.WARN)])
+def test_a_kernel_without_system_call_filters_is_told(
+    there: bool, status: CheckStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.node.doctor._SECCOMP", tmp_path if there else tmp_path / "none")
+    assert _seccomp().status is status

@@ -1,0 +1,116 @@
+"""One line for each entry of a workspace's thread: what happened, and what matters about it. The rest is in ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.cli.output import duration, size
+from perdure.wire import public
+
+Body = Mapping[str, Any]
+#: Of an entry that says where a machine went: event -> what happened.
+_EVENTS = {
+    "captured": "asleep",
+    "powered-off": "powered off",
+    "machine-lost": "machine lost",
+    "unresponsive": "unresponsive",
+    "files-missing": "files missing",
+    "capture-failed": "stays awake",
+    "start-refused": "not started",
+}
+_KINDS = {"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"}
+_REASONS = {"guest-reboot": "it rebooted itself"}
+_LONGEST = 200  # characters of a detail: some carry a tool's output
+
+
+def line(entry: public.LogEntry) -> tuple[str, str]:
+    """What, and detail; plain text."""
+    body = entry.body
+    what = _EVENTS.get(str(body.get("event"))) or _KINDS.get(entry.kind, entry.kind)
+    tell = _TELLERS.get(entry.kind, _anything)
+    detail = "; ".join(part for part in tell(entry, body) if part)
+    return what, detail if len(detail) <= _LONGEST else detail[: _LONGEST - 1] + "…"
+
+
+def woke(report: Body) -> str:
+    """What a wake kept, of a report as JSON values."""
+    reason = report.get("memory_reason")
+    parts = [f"memory {report.get('memory')}" + (f" ({_REASONS.get(reason, reason)})" if reason else "")]
+    parts.append(f"disk {report.get('disk')}")
+    if report.get("asleep_s"):
+        parts.append(f"asleep {duration(report['asleep_s'])}")
+    if dropped := report.get("connections_dropped"):
+        parts.append("1 connection dropped" if dropped == 1 else f"{dropped} connections dropped")
+    if lost := report.get("execs_lost"):
+        parts.append("1 command lost" if len(lost) == 1 else f"{len(lost)} commands lost")
+    if report.get("lost_branch"):
+        parts.append(f"what the snapshot lacks is in {report['lost_branch']}")
+    parts += [f"problem: {problem}" for problem in report.get("problems") or ()]
+    return ", ".join(parts)
+
+
+def _by(body: Body) -> str:
+    return f"by {body['by']}" if body.get("by") else ""
+
+
+def _created(_entry: public.LogEntry, body: Body) -> list[str]:
+    kind = body.get("kind")
+    made = f"as {body.get('name')} of image {body['image']}" if body.get("image") else f"as {body.get('name')}"
+    return [made, f"a {kind}" if kind not in {None, "workspace"} else "", _by(body)]
+
+
+def _moved(entry: public.LogEntry, body: Body) -> list[str]:
+    """An entry about a state: why it was left, and what is new there."""
+    parts = [str(body.get("cause") or body.get("detail") or body.get("error") or "")]
+    if entry.kind == "waking":
+        parts = [f"generation {entry.generation}", _REASONS.get(str(body.get("reason")), str(body.get("reason") or "")), *parts]
+    if body.get("how"):
+        parts.append(f"recovery: {body['how']}")
+    if isinstance(body.get("report"), dict):
+        parts.append(woke(body["report"]))
+    if "pause_s" in body:
+        parts.append(_captured(body))
+    if (branch := body.get("lost_branch")) and not any(str(branch) in part for part in parts):
+        parts.append(f"newer disk kept as {branch}")
+    return [part.removesuffix(".") for part in parts]
+
+
+def _captured(body: Body) -> str:
+    written = size(int(body.get("memory_bytes") or 0) + int(body.get("disk_bytes") or 0))
+    still = "" if body.get("quiesced", True) else ", programs did not stand still"
+    return f"paused {duration(float(body['pause_s']))}, {written} written{still}"
+
+
+def _checkpoint(_entry: public.LogEntry, body: Body) -> list[str]:
+    why = {"fork": "for a fork"}.get(str(body.get("reason")), str(body.get("reason") or ""))
+    named = f"named {body['name']}" if body.get("name") else ""
+    return [why, named, _captured(body) if "pause_s" in body else "", str(body.get("snapshot_id") or body.get("snapshot") or "")]
+
+
+def _forked(_entry: public.LogEntry, body: Body) -> list[str]:
+    return ["into " + ", ".join(map(str, body.get("branches") or ())), _by(body)]
+
+
+def _resized(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [f"disk {body.get('was')} → {body.get('disk_gib')} GiB, at its next disk boot"]
+
+
+def _kept(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [f"for {duration(float(body['seconds']))}" if body.get("seconds") else "no longer"]
+
+
+def _anything(_entry: public.LogEntry, body: Body) -> list[str]:
+    """Of a kind that this version does not know: what is short."""
+    known = {"event", "from", "to"}
+    return [f"{key} {value}" for key, value in body.items() if key not in known and isinstance(value, str | int) and value != ""]
+
+
+_TELLERS = {
+    "creating": _created,
+    "checkpoint": _checkpoint,
+    "forked": _forked,
+    "resized": _resized,
+    "keep-awake": _kept,
+    **dict.fromkeys(("running", "hibernating", "hibernated", "waking", "failed", "deleted", "salvaged", "detail"), _moved),
+}

@@ -1,0 +1,73 @@
+"""What 'perdure log' says of each kind of entry."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from perdure.cli.thread import line
+from perdure.wire import public
+
+CAPTURED = {"memory_bytes": 479_048, "disk_bytes": 425_984, "pause_s": 0.0805, "quiesced": True, "snapshot_id": "snp_1"}
+REPORT = {"memory": "kept", "memory_reason": "", "disk": "kept", "asleep_s": 2.95, "connections_dropped": 1, "execs_lost": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "what", "detail"),
+    [
+        (
+            "creating",
+            {"by": "local", "image": "base", "kind": "workspace", "name": "a"},
+            "created",
+            "as a of image base; by local",
+        ),
+        ("creating", {"kind": "branch", "name": "b"}, "created", "as b; a branch"),
+        ("running", {"event": "started", "report": REPORT}, "awake", "memory kept, disk kept, asleep 3 s, 1 connection dropped"),
+        (
+            "running",
+            {"event": "started", "report": REPORT | {"memory": "lost", "memory_reason": "guest-reboot", "asleep_s": 0.0}},
+            "awake",
+            "memory lost (it rebooted itself), disk kept, 1 connection dropped",
+        ),
+        ("checkpoint", {**CAPTURED, "reason": "automatic"}, "checkpoint", "automatic; paused 80 ms, 905 kB written; snp_1"),
+        (
+            "checkpoint",
+            {**CAPTURED, "reason": "requested", "name": "x", "quiesced": False},
+            "checkpoint",
+            "requested; named x; paused 80 ms, 905 kB written, programs did not stand still; snp_1",
+        ),
+        ("checkpoint", {**CAPTURED, "reason": "fork"}, "checkpoint", "for a fork; paused 80 ms, 905 kB written; snp_1"),
+        ("forked", {"branches": ["b", "c"], "by": "local", "snapshot_id": "s"}, "forked", "into b, c; by local"),
+        ("hibernating", {"event": "hibernate", "cause": "requested by local"}, "falls asleep", "requested by local"),
+        ("hibernated", {"event": "captured", **CAPTURED, "reason": "hibernate"}, "asleep", "paused 80 ms, 905 kB written"),
+        (
+            "hibernated",
+            {"event": "machine-lost", "detail": "It ended. Its newer disk is kept as 'a@lost-1'.", "lost_branch": "a@lost-1"},
+            "machine lost",
+            "It ended. Its newer disk is kept as 'a@lost-1'",
+        ),
+        ("hibernated", {"event": "powered-off", "detail": "Off.", "lost_branch": None, "salvaged": 1}, "powered off", "Off"),
+        ("waking", {"event": "guest-rebooted", "reason": "guest-reboot"}, "wakes", "generation 3; it rebooted itself"),
+        ("waking", {"event": "recover", "how": "rewind"}, "wakes", "generation 3; recovery: rewind"),
+        ("failed", {"event": "start-failed", "detail": "No.", "lost_branch": None}, "failed", "No"),
+        ("resized", {"disk_gib": 9, "was": 8}, "resized", "disk 8 → 9 GiB, at its next disk boot"),
+        ("keep-awake", {"seconds": 60.0}, "kept awake", "for 60 s"),
+        ("keep-awake", {"seconds": 0.0}, "kept awake", "no longer"),
+        ("deleted", {"cause": "requested by local"}, "deleted", "requested by local"),
+        ("of-later", {"from": "x", "count": 3, "map": {}}, "of-later", "count 3"),
+        ("running", {}, "awake", ""),
+    ],
+)
+def test_an_entry_is_one_line(kind: str, body: dict[str, Any], what: str, detail: str) -> None:
+    entry = public.LogEntry(seq=1, at=datetime(2026, 1, 1, tzinfo=UTC), kind=kind, generation=3, body=body, hash="")
+    assert line(entry) == (what, detail)
+
+
+def test_a_tools_output_is_cut() -> None:
+    body = {"detail": "x" * 1000}
+    entry = public.LogEntry(seq=1, at=datetime(2026, 1, 1, tzinfo=UTC), kind="failed", generation=3, body=body, hash="")
+    detail = line(entry)[1]
+    assert len(detail) == 200
+    assert detail.endswith("x…")
