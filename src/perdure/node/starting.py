@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import InvalidRequest
+from perdure.core.errors import GuestUnresponsive, InvalidRequest, MachineDied, MachineFailed
 from perdure.machines.driver import Machine
 from perdure.machines.guestlink import GuestLink, OnGuestStream, WakeRequest
 from perdure.node.goldens import Goldens, Origin
@@ -188,11 +188,9 @@ class Starter:
             request = WakeRequest(spec.identity, new_identity=spec.new_identity, environment=spec.environment)
             woken = await link.wake(request)
             times.mark("repaired")
-            problems = (*hello.problems, *woken.problems)
+            problems = (*hello.problems, *woken.problems, *([] if plan.with_memory else await grow(link)))
             for problem in problems:
                 log.warning("a guest is not in order", workspace=spec.identity.workspace_id, problem=problem)
-            if not plan.with_memory:
-                await link.grow_disk()
         except BaseException:
             await link.close()
             raise
@@ -206,3 +204,15 @@ class Starter:
             "execs_lost": woken.execs_lost,
             "problems": problems,
         }
+
+
+async def grow(link: GuestLink) -> list[str]:
+    """Let the file system fill its disk; returns what is wrong with it. A disk boot is the last way into a damaged workspace, so
+    a file system that cannot grow does not stop it."""
+    try:
+        await link.grow_disk()
+    except (MachineDied, GuestUnresponsive):
+        raise
+    except MachineFailed as error:
+        return [f"The file system did not grow to the size of its disk: {error.message}"]
+    return []

@@ -221,7 +221,8 @@ class WorkspaceService:
         if at.state is WorkspaceState.FAILED:
             raise Conflict(
                 f"Workspace {at.workspace.name!r} has failed: {at.workspace.state_detail}",
-                hint="Recover it: retry, rewind to the snapshot before, boot its disk without memory, or delete it.",
+                hint="Run 'perdure recover NAME --how retry', rewind (to the snapshot before) or disk-boot (without memory); "
+                "or delete it.",
             )
         return await self._operations.wake(owner, at, Event.WAKE, await self._operations.plan_wake(at))
 
