@@ -257,7 +257,8 @@ class FakeWorkspaces:
         return self.reports.get(self.find_row(ref).id)
 
     async def log(self, ctx: Context, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
-        return [one for one in self.journal[self.find_row(ref).id] if one.seq > after_seq][:limit]
+        at = WorkspaceId(ref) if ref in self.journal else self.find_row(ref).id  # a deleted one's too, by its id
+        return [one for one in self.journal[at] if one.seq > after_seq][:limit]
 
     @asynccontextmanager
     async def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AsyncIterator[Awake]:

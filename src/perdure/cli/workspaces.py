@@ -162,7 +162,7 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         ("generation", str(info.generation)),
         ("image", _shape(info)),
         ("isolation", _isolation(info)),
-        ("stored", _stored(found)),
+        ("stored", _stored(info, found)),
         ("snapshot", _head(info, found)),
         ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
         ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
@@ -193,11 +193,11 @@ def _isolation(info: public.WorkspaceInfo) -> list[str]:
     return [f"{held.isolation.value}: {holds or 'nothing more'}", *map(markup, lacks)]
 
 
-def _stored(found: list[public.SnapshotInfo]) -> str:
-    """What the newest snapshot needs besides the image, which all workspaces share."""
-    if not found:
+def _stored(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> str:
+    """What the snapshot that it wakes from needs besides the image, which all workspaces share."""
+    head = next((one for one in found if one.id == info.head_snapshot_id), None)
+    if head is None:
         return "nothing yet"
-    head = found[-1]
     total = size(head.memory_total_bytes + head.disk_total_bytes)
     kept = "1 snapshot" if len(found) == 1 else f"{len(found)} snapshots"
     return f"{total} besides the image: {size(head.memory_total_bytes)} memory, {size(head.disk_total_bytes)} disk; {kept}"
@@ -303,7 +303,8 @@ def log(
     """Show a workspace's thread: what happened to it, in order."""
     as_json = wants_json(ctx, json)
     try:
-        entries = find(name).log(after_seq=after, limit=limit)
+        with Client() as client:
+            entries = client.log(name, after_seq=after, limit=limit)
     except NotFound as error:
         if not name.startswith("ws_"):
             error.hint += " The thread of a deleted one is read by its id, which 'perdure rm' printed: perdure log ws_…"

@@ -139,6 +139,11 @@ class AsyncClient:
     async def doctor(self) -> public.DoctorReport:
         return await self.fetch(_core.get("/v1/doctor"), public.DoctorReport)
 
+    async def log(self, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[public.LogEntry]:
+        """The thread of a workspace by its name or id; by its id also when it is deleted."""
+        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=limit)
+        return (await self.fetch(call, public.Log)).entries
+
     async def images(self) -> list[public.ImageInfo]:
         return (await self.fetch(_core.get("/v1/images"), public.ImageList)).images
 

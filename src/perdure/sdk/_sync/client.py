@@ -141,6 +141,11 @@ class Client:
     def doctor(self) -> public.DoctorReport:
         return self.fetch(_core.get("/v1/doctor"), public.DoctorReport)
 
+    def log(self, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[public.LogEntry]:
+        """The thread of a workspace by its name or id; by its id also when it is deleted."""
+        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=limit)
+        return (self.fetch(call, public.Log)).entries
+
     def images(self) -> list[public.ImageInfo]:
         return (self.fetch(_core.get("/v1/images"), public.ImageList)).images
 
