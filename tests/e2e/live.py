@@ -125,6 +125,7 @@ def serving(store: Callable[[Path], AbstractContextManager[None]] | None = None,
                 live.ok("up", "--detach")
                 yield live
             finally:
+                live.client.close()
                 stop(live)
     finally:
         shutil.rmtree(home, ignore_errors=True)
