@@ -26,7 +26,7 @@ import numpy as np
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict
-from perdure.core.files import DISK, Disk, create_file
+from perdure.core.files import DISK, Disk, create_file, stored_bytes
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
 from perdure.machines.driver import DiskChain, GuestMemory, Machine, PageNumbers, Pages
 from perdure.snapshots import layers as disk_layers
@@ -39,7 +39,11 @@ from perdure.snapshots.store import Pins, SnapshotStore, process_started
 from perdure.wire.node import MachineSize, SnapshotFacts
 
 #: A segment is closed when it has grown past this, so that what is no longer needed can go while the machine runs.
-SEGMENT_BYTES_MAX = 64 << 20
+SEGMENT_BYTES_MAX = 16 << 20
+#: A checkpoint writes anew what it still needs of a segment of which less than this share is needed: a long wake must not grow.
+LIVE_SHARE = 0.5
+#: Garbage below this is not worth a rewrite.
+GARBAGE_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,14 @@ class MachineRun:
         with ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-commit") as beside:
             disks = beside.submit(self._freeze, captured.layers)
             devices = beside.submit(_device_fact, captured.directory / DEVICES, self.store.disk)
-            recorded = record(self.store.segments, self._index, base.ram, captured.pages, captured.content, writer)
+            recorded = record(
+                self.store.segments,
+                self._index,
+                base.ram,
+                (captured.pages, captured.content),
+                writer,
+                leave=self._mostly_dead(writer) if request.goes_on else frozenset(),
+            )
             synced = beside.submit(writer.sync)
             index_fact = _write_index(captured.directory / INDEX, recorded.index, self.store.disk)
             synced.result()
@@ -287,6 +298,14 @@ class MachineRun:
             memory=memory,
         )
         return manifest, recorded.index
+
+    def _mostly_dead(self, writer: SegmentWriter) -> frozenset[SegmentId]:
+        """Closed segments that are not worth keeping for the little that is needed of them."""
+        live = {name: size for name, size in self._index.live_bytes().items() if name != writer.segment_id}
+        stored = {name: stored_bytes(self.store.segments / segment_file(name)) for name in live}
+        return frozenset(
+            name for name, size in live.items() if size < LIVE_SHARE * stored[name] and stored[name] - size >= GARBAGE_BYTES_MIN
+        )
 
     def _freeze(self, layers: tuple[DiskId, ...]) -> tuple[DiskFact, ...]:
         return tuple(self.store.freeze_layer(disk_id) for disk_id in layers)

@@ -11,17 +11,12 @@ from dataclasses import replace
 from perdure.core.files import create_file, remove, stored_bytes
 from perdure.core.ids import SegmentId, SnapshotId
 from perdure.snapshots import layers as disk_layers
-from perdure.snapshots.capture import mint_segment
+from perdure.snapshots.capture import GARBAGE_BYTES_MIN, LIVE_SHARE, mint_segment
 from perdure.snapshots.manifest import FileFact, Manifest
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import BaseRam, rewrite
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore
-
-#: Segments are rewritten when less than this share of them is still needed.
-LIVE_SHARE = 0.5
-#: Garbage below this is not worth a rewrite.
-GARBAGE_BYTES_MIN = 1 << 20
 
 
 def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int:

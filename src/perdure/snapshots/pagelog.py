@@ -123,12 +123,21 @@ def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = Tru
 
 
 def record(
-    directory: Path, last: PageIndex, base: BaseRam, written: PageNumbers, content: Pages, writer: SegmentWriter
+    directory: Path,
+    last: PageIndex,
+    base: BaseRam,
+    captured: tuple[PageNumbers, Pages],
+    writer: SegmentWriter,
+    *,
+    leave: frozenset[SegmentId] = frozenset(),
 ) -> Recorded:
-    """Append what differs from ``last`` and return the new index. ``written`` are all pages that may differ from the base.
+    """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base.
 
-    Nothing is durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
+    Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more. Nothing is
+    durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
     """
+    written, content = captured
+    last = _without(last, leave)
     unchanged, kept = _unchanged(directory, last, base, written, content)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
@@ -156,6 +165,15 @@ def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozense
     kinds = _classify(base, pages, content, np.argsort(pages))
     appended = _append(pages, content, _chunks(kinds.sparse, sparse=True) + _chunks(kinds.dense, sparse=False), base, writer)
     return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
+
+
+def _without(index: PageIndex, segments: frozenset[SegmentId]) -> PageIndex:
+    """The index as if it located nothing in these segments."""
+    numbers = [number for number, name in enumerate(index.frames.ids) if name in segments]
+    if not numbers:
+        return index
+    kept = ~np.isin(index.frames.segment[index.frame], numbers)
+    return replace(index, pages=index.pages[kept], frame=index.frame[kept], slot=index.slot[kept])
 
 
 def _chunks(rows: Rows, *, sparse: bool) -> list[_Chunk]:

@@ -111,9 +111,11 @@ def test_any_history_comes_back_exactly(history: list, choice) -> None:
                 for page, how, seed in writes:
                     machine.write(page, how, seed)
                 continue
-            machine.index = record(
-                directory, machine.index, base, machine.written(), machine.ram[machine.written()], segments[id(machine)]
-            ).index
+            captured = (machine.written(), machine.ram[machine.written()])
+            closed = sorted(machine.index.segments() - {segments[id(machine)].segment_id})
+            leave = frozenset(name for name in closed if choice.random() < 0.3)
+            machine.index = record(directory, machine.index, base, captured, segments[id(machine)], leave=leave).index
+            assert not machine.index.segments() & leave
             check_index(machine)
             if kind in ("wake", "fork"):
                 again = Model(base, restored(directory, machine.index, base), machine.index)
@@ -145,16 +147,16 @@ def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, ba
     for page in range(150):
         machine.write(page, "random", page)
     log = writer(tmp_path)
-    first = record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+    first = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:150]), log)
     assert first.pages_changed == 150
     machine.write(3, "word", 1)
     machine.write(4, "zero", 1)
     machine.write(6, "base", 1)
-    second = record(tmp_path, first.index, base, machine.written(), machine.ram[:150], log)
+    second = record(tmp_path, first.index, base, (machine.written(), machine.ram[:150]), log)
     assert second.pages_changed == 1
     assert 4 in second.index.zeros
     assert 6 not in second.index.pages
-    third = record(tmp_path, second.index, base, machine.written(), machine.ram[:150], log)
+    third = record(tmp_path, second.index, base, (machine.written(), machine.ram[:150]), log)
     assert (third.pages_changed, third.appended_bytes) == (0, 0)
     assert third.index.to_bytes() == second.index.to_bytes()
     assert third.index.ends() == {log.segment_id: log.size}
@@ -163,7 +165,7 @@ def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, ba
 
 def test_an_idle_machine_writes_no_segment(tmp_path: Path, base: BaseRam) -> None:
     log = writer(tmp_path)
-    done = record(tmp_path, PageIndex(RAM_PAGES), base, np.arange(5, dtype=np.uint32), base.pages[:5], log)
+    done = record(tmp_path, PageIndex(RAM_PAGES), base, (np.arange(5, dtype=np.uint32), base.pages[:5]), log)
     assert (len(done.index.pages), len(done.index.zeros), done.index.segments()) == (0, 0, frozenset())
     assert not log.path.exists()
 
@@ -173,7 +175,7 @@ def captured(tmp_path: Path, base: BaseRam) -> tuple[Model, SegmentWriter]:
     for page in range(130):
         machine.write(page, "random", page)
     log = writer(tmp_path)
-    machine.index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], log).index
+    machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), log).index
     return machine, log
 
 
@@ -230,7 +232,7 @@ def test_a_damaged_log_mends_itself_at_the_next_capture(tmp_path: Path, base: Ba
     log.path.write_bytes(damaged)
     log.close()
     again = writer(tmp_path)
-    done = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], again)
+    done = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), again)
     again.close()
     assert done.pages_changed > 0
     assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
@@ -243,16 +245,16 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, room: int) -> None:
     machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
     log = SegmentWriter(tmp_path, SegmentId("seg_full"), disk)
     machine.write(0, "random", 5)
-    machine.index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:1], log).index
+    machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:1]), log).index
     before = log.size
     for page in range(150):
         machine.write(page, "random", page)
     disk.room = room
     with pytest.raises(NoSpace, match="no room left"):
-        record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+        record(tmp_path, machine.index, base, (machine.written(), machine.ram[:150]), log)
     assert log.size == before == log.path.stat().st_size
     disk.room = None
-    done = record(tmp_path, machine.index, base, machine.written(), machine.ram[:150], log)
+    done = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:150]), log)
     log.close()
     assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
 
@@ -263,7 +265,7 @@ def test_a_segment_that_cannot_be_begun_leaves_no_file(tmp_path: Path) -> None:
     base = make_base(tmp_path)
     log = SegmentWriter(tmp_path, SegmentId("seg_none"), disk)
     with pytest.raises(NoSpace):
-        record(tmp_path, PageIndex(RAM_PAGES), base, np.array([1], np.uint32), base.pages[:1] + np.uint8(1), log)
+        record(tmp_path, PageIndex(RAM_PAGES), base, (np.array([1], np.uint32), base.pages[:1] + np.uint8(1)), log)
     assert not log.path.exists()
 
 
@@ -274,7 +276,7 @@ def test_live_bytes_tell_the_share_still_used(tmp_path: Path, base: BaseRam) -> 
     for page in range(64):
         machine.write(page, "base", 0)
     again = writer(tmp_path)
-    index = record(tmp_path, machine.index, base, machine.written(), machine.ram[:130], again).index
+    index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), again).index
     assert 0.4 * whole < index.live_bytes()[log.segment_id] < 0.6 * whole
     again.close()
     log.close()
