@@ -346,3 +346,28 @@ async def test_a_layer_that_names_a_file_is_refused(node: Node) -> None:
         begin(node.store, node.spec(2, WorkspaceId("ws_two")), facts.snapshot_id, memory=True)
     with pytest.raises(CorruptSnapshot, match="its header asks for a backing file"):
         node.store.salvage(WS, 1, snapshot_id(), NOW)
+
+
+async def test_a_long_wake_does_not_grow_the_log(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.snapshots.capture.SEGMENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("perdure.snapshots.capture.GARBAGE_BYTES_MIN", 64 << 10)
+    run, machine = await node.wake(1)
+    random = np.random.default_rng(5)
+    head: SnapshotId | None = None
+    for number in range(60):
+        # A few pages are written once and stay: one of them alone would keep a whole segment.
+        hot = random.integers(0, 255, (100, PAGE_SIZE), np.uint8)
+        machine.write_memory(slice(0, 100), hot)
+        machine.write_memory(100 + number, random.integers(0, 255, PAGE_SIZE, np.uint8))
+        facts = await capture(run, machine)
+        if head is not None:
+            node.store.delete([head])
+        head = facts.snapshot_id
+    stored = sum(path.stat().st_size for path in node.store.segments.iterdir())
+    live_bytes = 160 * PAGE_SIZE
+    assert stored < 2 * live_bytes + 3 * (1 << 20), f"{stored} bytes for {live_bytes} that are needed, of 24 MB written"
+    assert head is not None
+    node.store.verify(head, node.base.ram)
+    run.end()
+    _, woken = await node.wake(2, head)
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
