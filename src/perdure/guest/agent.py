@@ -88,6 +88,10 @@ class Agent:
         os.sync()
         self._system.power_off() if power_off else self._system.restart()
 
+    def warm(self) -> None:
+        """Have ready what the first request after a wake would wait for."""
+        self._files.hands.warm()
+
     def _port(self, fd: int, name: str, on_event: Any) -> Port:
         return Port(self.loop, fd if fd >= 0 else open_port(name), on_event, ends=fd >= 0)
 
@@ -144,12 +148,12 @@ class Agent:
             self._network.on_gone(stream, event.value)
 
     def _on_data(self, stream: int, event: Event) -> None:
-        if self._execs.owns(stream):
-            self._execs.on_data(stream, event.value)
-        elif self._files.owns(stream):
+        if self._files.owns(stream):
             self._files.on_data(stream, event.value)
+        elif self._execs.owns(stream):
+            self._execs.on_data(stream, bytes(event.value))  # the view holds only until the next read
         else:
-            self._network.on_data(stream, event.value)
+            self._network.on_data(stream, bytes(event.value))
 
     def _open(self, stream: int, request: dict[str, Any]) -> None:
         op = request.get("op")
@@ -167,6 +171,8 @@ def main(arguments: list[str]) -> None:
     """Run until init (or the end of a test) stops it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     agent = Agent(Options(arguments))
+    sys.setswitchinterval(0.001)  # the loop waits for a hand that computes, but not long
+    agent.warm()
     # What exists now lives as long as the agent: keep the collector off it, or each run would dirty (and snapshot) all of it.
     gc.collect()
     gc.freeze()

@@ -176,23 +176,19 @@ class Command:
     # ------------------------------------------------------------------------------------------------------ start
 
     def start(self, environment: dict[str, str], taken: Callable[[int, int], None]) -> None:
-        """Fork. ``taken(stream, bytes)`` is called as the command takes its input."""
+        """Have it forked. ``taken(stream, bytes)`` is called as the command takes its input."""
         self._taken = taken
         self._oom_before = self._world.oom_kills()
         theirs: list[int] = []  # stdin, stdout, stderr, status
         ours: list[int] = []
         try:
             self._open_pipes(ours, theirs)
-            pid, self._pidfd = self._world.fork(self.group)
+            _, self._pidfd = self._world.launch(self.group, self._spec, environment, theirs)
         except OSError:
             for fd in (*ours, *theirs):
                 os.close(fd)
             self.group.remove()
             raise
-        if pid == 0:
-            for target, fd in enumerate(theirs[:3]):
-                os.dup2(fd, target)
-            launch.become(self._world.root, self._spec, environment, theirs[3])
         for fd in theirs:
             os.close(fd)
         self._pipes = {Sub.STDOUT: ours[0], Sub.STDERR: ours[1]}

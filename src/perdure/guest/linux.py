@@ -11,10 +11,12 @@ import os
 import signal
 import struct
 
+CLONE_FS = 0x0000_0200
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWPID = 0x2000_0000
 _CLONE_PIDFD = 0x1000
+_CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x2_0000_0000
 _SYS_CLONE3 = 435  # the same on every architecture
 _CLONE_ARGS = struct.Struct("<11Q")
@@ -75,26 +77,20 @@ def restart() -> None:
     _check(_libc.reboot(ctypes.c_int(_RB_AUTOBOOT)), "reboot")
 
 
-def fork_into(cgroup_fd: int) -> tuple[int, int]:
-    """fork(2) whose child begins life inside a cgroup; returns (pid, pidfd), or (0, -1) in the child.
+def fork_for_parent(cgroup_fd: int | None) -> tuple[int, int]:
+    """fork(2) whose child is the caller's parent's own, and begins life inside a cgroup: (pid, pidfd), (0, -1) in the child.
 
     Writing to cgroup.procs instead waits for an RCU grace period, which costs an emulated guest 10 to 20 ms. The child gets
-    none of Python's after-fork care: it must go on to exec (or _exit) without threads, locks or the garbage collector.
+    none of Python's after-fork care: caller and child have no threads and no use for locks.
     """
     pidfd = ctypes.c_int(-1)
-    flags = _CLONE_PIDFD | _CLONE_INTO_CGROUP
-    arguments = _CLONE_ARGS.pack(flags, ctypes.addressof(pidfd), 0, 0, int(signal.SIGCHLD), 0, 0, 0, 0, 0, cgroup_fd)
+    flags = _CLONE_PIDFD | _CLONE_PARENT | (_CLONE_INTO_CGROUP if cgroup_fd is not None else 0)
+    arguments = _CLONE_ARGS.pack(flags, ctypes.addressof(pidfd), 0, 0, 0, 0, 0, 0, 0, 0, cgroup_fd or 0)
     pid = _libc.syscall(_SYS_CLONE3, arguments, ctypes.c_size_t(len(arguments)))
     if pid == 0:
         return 0, -1
     _check(pid, "clone3")
     return pid, pidfd.value
-
-
-def fork_plain() -> tuple[int, int]:
-    """os.fork with a pidfd, for hosts without cgroup2."""
-    pid = os.fork()
-    return (0, -1) if pid == 0 else (pid, os.pidfd_open(pid))
 
 
 def add_entropy(seed: bytes) -> None:

@@ -7,6 +7,7 @@ reply after a wake pays for every instruction the translator has not seen yet.
 from __future__ import annotations
 
 import heapq
+import os
 import select
 import time
 from collections import deque
@@ -46,7 +47,11 @@ class Loop:
         self._timers: list[Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._turn_ends: list[Callable[[], None]] = []
+        self._posted: deque[Callable[[], None]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rung = False
         self.running = True
+        self.add(self._bell, READ, self._on_bell)
 
     def add(self, fd: int, mask: int, callback: Callable[[int], None]) -> None:
         """Call back with the ready mask whenever ``fd`` is ready; errors and hang-ups are always reported."""
@@ -68,6 +73,19 @@ class Loop:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call soon, from any thread."""
+        self._posted.append(callback)
+        if not self._rung:
+            self._rung = True
+            os.eventfd_write(self._bell, 1)
+
+    def _on_bell(self, _mask: int) -> None:
+        os.eventfd_read(self._bell)
+        self._rung = False  # before the queue is emptied, so that what comes meanwhile rings again
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Call after every turn, before waiting again."""

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from perdure.wire.guest.mux import Event
 
 _SYSFS = "/sys/class/virtio-ports"
+#: Decoded at once at most: what a file gets in one go.
 _READ_BYTES = 128 * 1024
 #: What one port may take of a turn before the other gets its own.
 _TURN_BYTES = 256 * 1024
-_WRITE_BYTES = 32 * 1024
+_WRITE_BYTES = 64 * 1024
 _NETLINK_KOBJECT_UEVENT = 15
 
 
@@ -39,7 +40,6 @@ class Port:
         self._fd = fd
         self._on_event = on_event
         self._ends = ends  # a socket of a test: nothing to read means that the machine is gone
-        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent: memoryview | None = None
         self._stuck = False
         os.set_blocking(fd, False)
@@ -56,23 +56,24 @@ class Port:
     def _read(self) -> None:
         taken = 0
         while taken < _TURN_BYTES:
-            size = self._fill()
+            space = self.mux.space()[:_READ_BYTES]
+            size = self._fill(space)
             if size:
                 taken += size
-                for event in self.mux.receive(self._buffer[:size]):
+                for event in self.mux.received(size):
                     if event.kind == EventKind.SYNC:
                         self._unsent = None  # half a frame of the connection before
                     self._on_event(event)
-            if size < _READ_BYTES:
+            if size < len(space):
                 return
         self._loop.call_soon(self._read)
 
-    def _fill(self) -> int:
-        """Read until the buffer is full or the port is empty: a port yields 4 KiB at a time at most."""
+    def _fill(self, space: memoryview) -> int:
+        """Read until the space is full or the port is empty: a port yields 4 KiB at a time at most."""
         size = 0
-        while size < _READ_BYTES:
+        while size < len(space):
             try:
-                got = os.readv(self._fd, [self._buffer[size:]])
+                got = os.readv(self._fd, [space[size:]])
             except BlockingIOError:
                 break
             if got == 0:

@@ -1,9 +1,8 @@
-"""Work that may block, done by a forked child inside the user's root.
+"""Rare work that may block, done by a child that is forked for it. (Files have workers that stay: see ``hands``.)
 
 The agent has one thread and must answer a wake within milliseconds, so it never touches the user's disk itself: a child is
 forked, changes its root to the user's (so that links and ``..`` cannot lead outside), and does it. It talks over a packet
-socket, one JSON object a packet, and moves bytes through a pipe. It dies with the agent, and a worker that hangs hurts nobody
-else.
+socket, one JSON object a packet. It dies with the agent, and a worker that hangs hurts nobody else.
 """
 
 from __future__ import annotations
@@ -73,14 +72,6 @@ class Talk:
     def say(self, **fields: Any) -> None:
         self._end.send(json.dumps(fields).encode())
 
-    def listen(self) -> dict[str, Any]:
-        """The next object of the agent; raises Refusal when it is gone."""
-        packet = self._end.recv(_PACKET)
-        if not packet:
-            raise Refusal(Code.STALE, "The transfer was broken off.")
-        value: dict[str, Any] = json.loads(packet)
-        return value
-
 
 class Worker:
     """A running child. ``on_message`` gets its objects in order, and None exactly once when it is gone."""
@@ -94,12 +85,6 @@ class Worker:
         end.setblocking(False)
         loop.add(end.fileno(), READ, self._on_ready)
         loop.add(self._pidfd, READ, self._on_exit)
-
-    def say(self, **fields: Any) -> None:
-        try:
-            self._end.send(json.dumps(fields).encode())
-        except OSError:
-            pass  # it is gone; on_message(None) says so
 
     def _on_ready(self, _mask: int) -> None:
         try:
@@ -120,35 +105,27 @@ class Worker:
         os.close(self._pidfd)
         os.waitpid(self._pid, 0)
 
-    def abort(self) -> None:
-        """Tell it to give up: it sees the end of its socket (and of its pipe) and undoes what it began."""
-        fd = self._end.fileno()
-        if fd >= 0:
-            self._loop.remove(fd)
-            self._end.close()
-
 
 def start(
     loop: Loop,
     root: str,
     work: Callable[[Talk], None],
     on_message: Callable[[dict[str, Any] | None], None],
-    keep: tuple[int, ...] = (),
 ) -> Worker:
-    """Fork a worker that runs ``work`` inside ``root`` ("" for the agent's own) with the descriptors ``keep`` left open."""
+    """Fork a worker that runs ``work`` inside ``root`` ("" for the agent's own)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
-        _child(root, work, theirs, keep)
+        _child(root, work, theirs)
     theirs.close()
     return Worker(loop, pid, ours, on_message)
 
 
-def _child(root: str, work: Callable[[Talk], None], end: socket.socket, keep: tuple[int, ...]) -> None:
+def _child(root: str, work: Callable[[Talk], None], end: socket.socket) -> None:
     talk = Talk(end)
     try:
         linux.die_with_parent()
-        close_all_but((end.fileno(), *keep))
+        close_all_but((end.fileno(),))
         if root:
             os.chroot(root)
             os.chdir("/")

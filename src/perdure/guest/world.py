@@ -13,11 +13,13 @@ import signal
 import sys
 
 from perdure.guest import linux, worker
+from perdure.guest.forker import Forker
 from perdure.guest.loop import READ, URGENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from perdure.guest.loop import Loop, Timer
 
@@ -46,19 +48,19 @@ class Group:
     """The processes of one command: a cgroup, or (without cgroup2) a process group."""
 
     def __init__(self, path: str | None) -> None:
-        self._path = path
+        self.path = path
         self.leader = 0  # pid of the command itself, as the agent sees it
         if path is not None:
             os.makedirs(path, exist_ok=True)
 
     def pids(self) -> list[int]:
-        if self._path is None:
+        if self.path is None:
             return [self.leader] if self.leader else []
-        return [int(line) for line in read_file(f"{self._path}/cgroup.procs").split() if line != "0"]
+        return [int(line) for line in read_file(f"{self.path}/cgroup.procs").split() if line != "0"]
 
     def signal(self, number: int) -> None:
         """Send a signal to every process in it."""
-        if self._path is None:
+        if self.path is None:
             self._signal_session(number)
             return
         for pid in self.pids():
@@ -69,11 +71,11 @@ class Group:
 
     def kill(self) -> None:
         """SIGKILL to all at once; new ones cannot escape by forking."""
-        if self._path is None:
+        if self.path is None:
             self._signal_session(signal.SIGKILL)
             return
         try:
-            write_file(f"{self._path}/cgroup.kill", "1")
+            write_file(f"{self.path}/cgroup.kill", "1")
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):  # removed: nobody was left
                 raise
@@ -86,10 +88,10 @@ class Group:
 
     def remove(self) -> bool:
         """Remove the cgroup; False while processes are left in it."""
-        if self._path is None:
+        if self.path is None:
             return True
         try:
-            os.rmdir(self._path)
+            os.rmdir(self.path)
         except FileNotFoundError:
             return True
         except OSError as error:
@@ -97,16 +99,6 @@ class Group:
                 raise
             return False
         return True
-
-    def fork(self) -> tuple[int, int]:
-        """Fork a child that is in the group from its first instruction: (pid, pidfd), (0, -1) in the child."""
-        if self._path is None:
-            return linux.fork_plain()
-        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return linux.fork_into(fd)
-        finally:
-            os.close(fd)
 
 
 class World:
@@ -154,6 +146,7 @@ class World:
             with open(record, "w", encoding="ascii") as file:
                 file.write(str(pid))
         self._user_pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._forker = Forker(self.root, self._user_pids)
         reaper = os.pidfd_open(pid)
         self._loop.add(reaper, READ, lambda _mask: self._on_reaper_ended(pid, reaper))
 
@@ -204,15 +197,9 @@ class World:
     def group(self, name: str) -> Group:
         return Group(None if self._cgroup is None else f"{self._cgroup}/{name}")
 
-    def fork(self, group: Group) -> tuple[int, int]:
-        """Fork into the users' PID namespace and the group: (pid, pidfd), (0, -1) in the child."""
-        linux.setns(self._user_pids, linux.CLONE_NEWPID)
-        pid = -1
-        try:
-            pid, pidfd = group.fork()
-        finally:
-            if pid:  # the parent, also when there is no child
-                linux.setns(self._own_pids, linux.CLONE_NEWPID)
+    def launch(self, group: Group, spec: dict[str, Any], environment: dict[str, str], fds: list[int]) -> tuple[int, int]:
+        """Start a command in the users' PID namespace and the group, with streams and status pipe ``fds``: (pid, pidfd)."""
+        pid, pidfd = self._forker.launch(spec, environment, group.path, fds)
         group.leader = pid
         return pid, pidfd
 

@@ -24,6 +24,8 @@ from perdure.wire.node import ExecInfo, ExecSpec, FileInfo, FileKind, FileWritte
 from perdure.wire.paths import guest_path
 
 _LISTING_MAX = 64 * 1024 * 1024
+#: What may be on the way of a file. A round trip to a guest takes milliseconds.
+_TRANSFER_WINDOW = 1024 * 1024
 
 
 class GuestFiles(ABC):
@@ -71,9 +73,16 @@ class GuestFiles(ABC):
 
     async def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         """A short operation whose acceptance is its result."""
-        stream, result = await self._ask(request)
+        stream, result = await self._ask_only(request)
         await stream.close()
         return result
+
+    async def _ask_only(self, request: dict[str, Any]) -> tuple[LinkStream, dict[str, Any]]:
+        """Ask for something that needs nothing more from this side: the stream is over when the answer is."""
+        stream = await self._open_stream(request)
+        self._count(stream, "stream")
+        await stream.close_write()
+        return stream, await stream.accepted(self._unresponsive_s)
 
     # --------------------------------------------------------------------------------------------------- commands
 
@@ -130,7 +139,7 @@ class GuestFiles(ABC):
         return tuple([_file_of(row) for row in _rows(await self._collect({"op": Op.LIST, "path": guest_path(path)}))])
 
     async def _collect(self, request: dict[str, Any]) -> bytes:
-        stream, _ = await self._ask(request)
+        stream, _ = await self._ask_only(request)
         collected = bytearray()
         try:
             while data := await stream.read():
@@ -144,7 +153,8 @@ class GuestFiles(ABC):
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest("Offset and length of a read are not negative.")
-        stream, _ = await self._ask({"op": Op.READ, "path": guest_path(path), "offset": offset, "length": length})
+        request = {"op": Op.READ, "path": guest_path(path), "offset": offset, "length": length, "window": _TRANSFER_WINDOW}
+        stream, _ = await self._ask_only(request)
         try:
             while data := await stream.read():
                 yield data
@@ -154,7 +164,9 @@ class GuestFiles(ABC):
     async def write_file(self, path: str, content: AsyncIterator[bytes], *, mode: int | None = None) -> FileWritten:
         if mode is not None and not 0 <= mode <= 0o7777:
             raise InvalidRequest(f"{mode:o} is not a file mode.")
-        stream, _ = await self._ask({"op": Op.WRITE, "path": guest_path(path), "mode": mode})
+        # Bytes follow at once: a refusal comes early enough to stop all but a window of them.
+        stream = await self._open_stream({"op": Op.WRITE, "path": guest_path(path), "mode": mode, "window": _TRANSFER_WINDOW})
+        self._count(stream, "stream")
         length, crc, digest = 0, 0, hashlib.sha256()
         try:
             async for data in content:

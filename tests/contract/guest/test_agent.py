@@ -260,6 +260,33 @@ async def test_a_large_upload_is_streamed_and_holds_up_neither_ping_nor_command(
     await real.guest.remove(path)
 
 
+async def test_a_reader_that_stops_early_leaves_the_next_operations_alone(real: Place, directory: str) -> None:
+    data = os.urandom(3_000_000)
+    for _ in range(5):
+        await real.guest.write_file(f"{directory}/f", chunks(data))
+        reading = real.guest.read_file(f"{directory}/f")
+        assert data.startswith(await anext(reading))
+        await reading.aclose()
+        assert await content(real, f"{directory}/f") == data
+
+
+async def test_commands_start_while_files_are_moved(real: Place, directory: str) -> None:
+    """Files are a thread's work; what is forked meanwhile must not wait for it."""
+    data = os.urandom(2_000_000)
+    moving = True
+
+    async def move() -> None:
+        while moving:
+            await real.guest.write_file(f"{directory}/f", chunks(data))
+            assert await content(real, f"{directory}/f") == data
+
+    movers = [asyncio.create_task(move()) for _ in range(3)]
+    for number in range(20):
+        assert (await real.run(f"echo {number}", user="nobody")).stdout == f"{number}\n".encode()
+    moving = False
+    await asyncio.gather(*movers)
+
+
 async def test_a_full_disk_is_said_plainly_and_commands_go_on(real: Place) -> None:
     limit = 40 << 20
     await real.run(f"mkdir -p /tmp/small && mount -t tmpfs -o size={limit} tmpfs /tmp/small && echo old >/tmp/small/f")

@@ -18,7 +18,7 @@ from perdure.core.errors import GuestUnresponsive, MachineDied, MachineFailed, S
 from perdure.machines.driver import ChannelName
 from perdure.machines.guestlink import GuestLink, WakeRequest
 from perdure.machines.guestlink_stream import LinkStream
-from perdure.wire.guest import EventKind, Mux, Role
+from perdure.wire.guest import PROTOCOL, EventKind, Mux, Role
 from perdure.wire.guest.frames import FrameType, encode
 from perdure.wire.node import ExecEnd, ExecOutput, ExecSpec, ExecStarted
 from tests.contract.guest.places import DEADLINE_S, Place, collect, host_agent, identity, linked, new_id
@@ -333,7 +333,7 @@ class Liar:
     def __init__(self) -> None:
         self.muxes: dict[ChannelName, Mux] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.hello: dict[str, Any] = {"ok": True, "protocol": 1, "wall_ns": 0, "instance": "x", "boot_id": "b"}
+        self.hello: dict[str, Any] = {"ok": True, "protocol": PROTOCOL, "wall_ns": 0, "instance": "x", "boot_id": "b"}
         self.silent = False
         self.writers: dict[ChannelName, asyncio.StreamWriter] = {}
         self.heard: dict[str, asyncio.Queue[int]] = {EventKind.OPEN: asyncio.Queue(), EventKind.RESET: asyncio.Queue()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perdure.wire.guest import EventKind, Mux, Role, WireMisuse
 from perdure.wire.guest.frames import ANNOUNCE, FrameType, encode, encode_sync
-from perdure.wire.guest.ops import STREAMS_MAX
+from perdure.wire.guest.ops import STREAMS_MAX, WINDOW_MAX
 
 NONCE = b"0123456789abcdef"
 WINDOW = 4096
@@ -78,17 +78,34 @@ def test_a_sender_stops_at_the_window_and_goes_on_with_credit() -> None:
     arrived = sum(len(value) for kind, _, value in pair.take("guest") if kind == EventKind.DATA)
     assert arrived == WINDOW
     assert pair.host.room(stream) == -2 * WINDOW
-    pair.guest.consumed(stream, WINDOW // 2 - 1)
+    pair.guest.consumed(stream, WINDOW // 4 - 1)
     pair.run()
-    assert pair.take("guest") == []  # credit is given in halves of a window, not in crumbs
+    assert pair.take("guest") == []  # credit is given in quarters of a window, not in crumbs
     pair.guest.consumed(stream, 1)
     pair.run()
-    assert sum(len(value) for _, _, value in pair.take("guest")) == WINDOW // 2
+    assert sum(len(value) for _, _, value in pair.take("guest")) == WINDOW // 4
     pair.guest.consumed(stream, WINDOW)
     pair.run()
     pair.guest.consumed(stream, WINDOW)
     pair.run()
     assert pair.take("guest")[-1] == ("message", stream, {"after": True})
+
+
+def test_only_a_host_gets_a_larger_window_for_the_asking() -> None:
+    pair = Pair()
+    asked = {"window": 2 * WINDOW}
+    for end, other, room in ((pair.host, pair.guest, 2 * WINDOW), (pair.guest, pair.host, WINDOW)):
+        stream = end.open(asked)
+        pair.run()
+        assert (end.room(stream), other.room(stream)) == (room, room)
+
+
+@pytest.mark.parametrize("asked", ["much", -1, 1 << 62, True, None])
+def test_a_window_that_is_none_or_too_large_is_cut(asked: object) -> None:
+    pair = Pair()
+    stream = pair.host.open({"window": asked})
+    pair.run()
+    assert pair.guest.room(stream) == pair.host.room(stream) == (WINDOW_MAX if asked == 1 << 62 else WINDOW)
 
 
 def test_data_beyond_the_window_resets_the_stream() -> None:

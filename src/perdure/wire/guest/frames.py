@@ -25,8 +25,8 @@ _HEADER_BEFORE_CRC = struct.Struct("<BBHI")
 END = 0xA5
 OVERHEAD = HEADER.size + 1
 PAYLOAD_MAX = FRAME_MAX - OVERHEAD
-#: A guest's write to a port is cut at 32 KiB by its kernel; data frames stay below so that one frame is one write.
-DATA_MAX = 32768 - OVERHEAD
+#: Data per frame. A guest's kernel cuts its write to a port at 32 KiB, but what counts is how often Python is asked.
+DATA_MAX = PAYLOAD_MAX
 
 NONCE_BYTES = 16
 SYNC_MAGIC = b"\xf5perdure\x00\xfesync\xfd\n"
@@ -56,8 +56,11 @@ class FrameType:
 
 _LAST_TYPE = FrameType.NOTE
 
+#: What a decoder holds at most.
+BUFFER_BYTES = 4 * FRAME_MAX
+
 #: (type, flags, stream id, payload)
-Frame = tuple[int, int, int, bytes]
+Frame = tuple[int, int, int, "bytes | memoryview"]
 
 
 def encode(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
@@ -78,34 +81,66 @@ def encode_sync(nonce: bytes) -> bytes:
 
 
 class Decoder:
-    """Bytes in, whole frames out, whatever the cuts. It begins hunting: nothing counts before the first sync."""
+    """Bytes in, whole frames out, whatever the cuts. It begins hunting: nothing counts before the first sync.
+
+    A reader that wants no copies reads into ``space()`` and says how much with ``advance``; ``feed`` is for bytes at hand.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._begin = 0
+        self._end = 0
+        self._lend = False
         self.hunting = True
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """All frames that ``data`` completes, syncs and breaks among them, in order."""
-        buffer = self._buffer
-        buffer += data
+    def space(self) -> memoryview:
+        """Where the next bytes go: room for a whole frame at least. Ends the life of every payload lent before."""
+        if self._begin == self._end:
+            self._begin = self._end = 0  # the same pages again and again: each one touched is one more in the snapshot
+        elif BUFFER_BYTES - self._end < FRAME_MAX:
+            rest = self._end - self._begin
+            self._view[:rest] = bytes(self._view[self._begin : self._end])
+            self._begin, self._end = 0, rest
+        return self._view[self._end :]
+
+    def advance(self, count: int, *, lend: bool = False) -> list[Frame]:
+        """All frames that ``count`` more bytes in ``space()`` complete, syncs and breaks among them, in order.
+
+        With ``lend`` the payloads of data frames are views that hold until the next ``space()``.
+        """
+        self._end += count
+        self._lend = lend
         frames: list[Frame] = []
-        position = 0
+        position = self._begin
         while True:
             step = self._hunt(position, frames) if self.hunting else self._take(position, frames)
             if step < 0:
                 break
             position = step
-        del buffer[:~step]
+        self._begin = ~step
+        return frames
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """All frames that ``data`` completes."""
+        frames: list[Frame] = []
+        view = memoryview(data)
+        while view:
+            space = self.space()
+            count = min(len(view), len(space))
+            space[:count] = view[:count]
+            frames += self.advance(count)
+            view = view[count:]
         return frames
 
     def _hunt(self, position: int, frames: list[Frame]) -> int:
         """Drop everything before a sync. Returns the position after it, or ``~keep_from`` when more bytes are needed."""
-        buffer = self._buffer
+        buffer, end = self._buffer, self._end
         while True:
-            found = buffer.find(SYNC_MAGIC, position)
+            found = buffer.find(SYNC_MAGIC, position, end)
             if found < 0:
-                return ~max(position, len(buffer) - len(SYNC_MAGIC) + 1)
-            if len(buffer) - found < SYNC_BYTES:
+                return ~max(position, end - len(SYNC_MAGIC) + 1)
+            if end - found < SYNC_BYTES:
                 return ~found
             if self._sync(found, frames):
                 return found + SYNC_BYTES
@@ -121,10 +156,9 @@ class Decoder:
 
     def _take(self, position: int, frames: list[Frame]) -> int:
         """The next frame at a boundary. Returns the position after it, or ``~keep_from`` when more bytes are needed."""
-        buffer = self._buffer
-        end = len(buffer)
+        buffer, end = self._buffer, self._end
         if position < end and buffer[position] == 0:
-            position = end - len(bytes(buffer[position:]).lstrip(b"\0"))
+            position = end - len(bytes(self._view[position:end]).lstrip(b"\0"))
         if position == end:
             return ~position
         kind = buffer[position]
@@ -141,19 +175,19 @@ class Decoder:
         return self._frame(position, frames)
 
     def _frame(self, position: int, frames: list[Frame]) -> int:
-        buffer = self._buffer
+        buffer, view = self._buffer, self._view
         kind, flags, size, stream, crc = HEADER.unpack_from(buffer, position)
         stop: int = position + HEADER.size + size
         if size > PAYLOAD_MAX:
             return self._broken(position, frames, b"frame length")
-        if len(buffer) <= stop:
+        if self._end <= stop:
             return ~position
         if buffer[stop] != END:
             return self._broken(position, frames, b"frame end")
-        payload = bytes(memoryview(buffer)[position + HEADER.size : stop])
-        if zlib.crc32(payload, zlib.crc32(_HEADER_BEFORE_CRC.pack(kind, flags, size, stream))) != crc:
+        payload = view[position + HEADER.size : stop]
+        if zlib.crc32(payload, zlib.crc32(view[position : position + _HEADER_BEFORE_CRC.size])) != crc:
             return self._broken(position, frames, b"frame checksum")
-        frames.append((kind, flags, stream, payload))
+        frames.append((kind, flags, stream, payload if self._lend and kind == FrameType.DATA else bytes(payload)))
         return stop + 1
 
     def _broken(self, position: int, frames: list[Frame], why: bytes) -> int:

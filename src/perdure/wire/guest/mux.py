@@ -14,11 +14,13 @@ import json
 from collections import deque
 
 from perdure.wire.guest.frames import DATA_MAX, NOPS, PAYLOAD_MAX, Decoder, FrameType, encode, encode_sync
-from perdure.wire.guest.ops import STREAMS_MAX, WINDOW, Code
+from perdure.wire.guest.ops import STREAMS_MAX, WINDOW, WINDOW_MAX, Code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from perdure.wire.guest.frames import Frame
 
 
 class WireMisuse(RuntimeError):
@@ -61,9 +63,10 @@ class Event:
 
 
 class _Stream:
-    __slots__ = ("eof_received", "eof_sent", "given", "in_ready", "queue", "queued", "send_credit", "unreturned")
+    __slots__ = ("eof_received", "eof_sent", "given", "in_ready", "queue", "queued", "send_credit", "unreturned", "window")
 
     def __init__(self, window: int) -> None:
+        self.window = window
         self.send_credit = window
         self.given = window  # bytes the peer may still send us
         self.unreturned = 0  # bytes consumed here that the peer has not been told of
@@ -75,7 +78,8 @@ class _Stream:
 
 
 def _pack(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    """JSON; bytes are JSON already."""
+    return value if isinstance(value, bytes) else json.dumps(value, separators=(",", ":")).encode()
 
 
 class Mux:
@@ -119,18 +123,29 @@ class Mux:
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """What the peer did, in order. Never raises for anything a peer can send."""
+        return self._events(self._decoder.feed(data))
+
+    def space(self) -> memoryview:
+        """Where a reader may put bytes for ``received``."""
+        return self._decoder.space()
+
+    def received(self, count: int) -> list[Event]:
+        """``receive`` without a copy: ``count`` bytes were put into ``space()``. Data events hold views until the next."""
+        return self._events(self._decoder.advance(count, lend=True))
+
+    def _events(self, frames: list[Frame]) -> list[Event]:
         events: list[Event] = []
-        for kind, flags, stream, payload in self._decoder.feed(data):
+        for kind, flags, stream, payload in frames:
             if kind == FrameType.DATA:
                 self._on_data(stream, flags, payload, events)
             elif kind == FrameType.SYNC:
-                self._on_sync(payload, events)
+                self._on_sync(bytes(payload), events)
             elif kind == FrameType.BROKEN:
                 if self.synced:
                     self.synced = False
-                    events.append(Event(EventKind.BROKEN, 0, payload.decode()))
+                    events.append(Event(EventKind.BROKEN, 0, bytes(payload).decode()))
             elif self.synced:
-                self._on_frame(kind, stream, payload, events)
+                self._on_frame(kind, stream, bytes(payload), events)
         return events
 
     def _on_sync(self, nonce: bytes, events: list[Event]) -> None:
@@ -146,7 +161,7 @@ class Mux:
             self.synced = False
             events.append(Event(EventKind.BROKEN, 0, "the agent started again"))
 
-    def _on_data(self, stream_id: int, flags: int, payload: bytes, events: list[Event]) -> None:
+    def _on_data(self, stream_id: int, flags: int, payload: bytes | memoryview, events: list[Event]) -> None:
         stream = self._streams.get(stream_id)
         if stream is None or not self.synced:
             return  # late bytes of a stream that was reset
@@ -205,7 +220,7 @@ class Mux:
             refusal = {"code": Code.BUSY, "message": f"more than {STREAMS_MAX} streams are open"}
             self._urgent.append(encode(FrameType.RESET, stream_id, _pack(refusal)))
             return
-        self._streams[stream_id] = _Stream(self._window)
+        self._streams[stream_id] = _Stream(self._window_of(value))
         self._peer_streams += 1
         events.append(Event(EventKind.OPEN, stream_id, value))
 
@@ -213,7 +228,7 @@ class Mux:
         stream = self._streams.get(stream_id)
         if stream is None or len(payload) != 4:
             return
-        stream.send_credit = min(stream.send_credit + int.from_bytes(payload, "little"), self._window)
+        stream.send_credit = min(stream.send_credit + int.from_bytes(payload, "little"), stream.window)
         self._mark_ready(stream_id, stream)
         events.append(Event(EventKind.ROOM, stream_id))
 
@@ -228,16 +243,20 @@ class Mux:
     def open(self, info: dict[str, Any]) -> int:
         """Open a stream for a purpose; returns its id. Data may be queued at once."""
         stream_id = self._take_id()
-        self._streams[stream_id] = _Stream(self._window)
+        self._streams[stream_id] = _Stream(self._window if self._role == Role.GUEST else _asked_window(info, self._window))
         self._urgent.append(encode(FrameType.OPEN, stream_id, _pack(info)))
         return stream_id
+
+    def _window_of(self, info: dict[str, Any]) -> int:
+        """Only a host may ask for more than the usual: the other end's memory would be the host's."""
+        return _asked_window(info, self._window) if self._role == Role.GUEST else self._window
 
     def _take_id(self) -> int:
         taken = self._next_id
         self._next_id = taken + 2 if taken < 0xFFFF_FFF0 else self._role
         return taken if taken not in self._streams else self._take_id()
 
-    def accept(self, stream_id: int, info: dict[str, Any] | None = None) -> None:
+    def accept(self, stream_id: int, info: dict[str, Any] | bytes | None = None) -> None:
         if stream_id in self._streams:
             self._urgent.append(encode(FrameType.ACCEPT, stream_id, _pack(info or {})))
 
@@ -257,7 +276,7 @@ class Mux:
                 stream.queued += len(data)
                 self._mark_ready(stream_id, stream)
 
-    def message(self, stream_id: int, value: dict[str, Any]) -> None:
+    def message(self, stream_id: int, value: dict[str, Any] | bytes) -> None:
         """Queue a message, in order with the data."""
         stream = self._writable(stream_id)
         if stream is not None:
@@ -296,7 +315,7 @@ class Mux:
         if stream is None or stream.eof_received:
             return
         stream.unreturned += count
-        if stream.unreturned * 2 >= self._window:
+        if stream.unreturned * 4 >= stream.window:
             stream.given += stream.unreturned
             self._urgent.append(encode(FrameType.CREDIT, stream_id, stream.unreturned.to_bytes(4, "little")))
             stream.unreturned = 0
@@ -369,6 +388,11 @@ class Mux:
             self._ready.remove(stream_id)
         if stream_id % 2 != self._role % 2:
             self._peer_streams -= 1
+
+
+def _asked_window(info: dict[str, Any], usual: int) -> int:
+    asked = info.get("window")
+    return max(usual, min(asked, WINDOW_MAX)) if type(asked) is int else usual
 
 
 def payload_fits(value: object) -> bool:

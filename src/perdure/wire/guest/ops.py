@@ -8,8 +8,8 @@ accepts, or refuses with ``code`` and ``message``. The guest opens streams of it
 from __future__ import annotations
 
 #: Grows when an old agent and a new node could misunderstand each other. Part of a golden snapshot's fingerprint.
-PROTOCOL = 1
-AGENT_VERSION = "0.1.0"
+PROTOCOL = 2
+AGENT_VERSION = "0.2.0"
 
 CONTROL_PORT = "perdure.control"
 DATA_PORT = "perdure.data"
@@ -86,6 +86,8 @@ class Code:
 
 #: Bytes of data that may be on the way in one direction of one stream.
 WINDOW = 256 * 1024
+#: What a host may ask for when it opens a stream (``window``): a transfer's round trips cost more than its memory.
+WINDOW_MAX = 1024 * 1024
 #: Streams open at once on one channel, per side that opened them.
 STREAMS_MAX = 512
 #: Messages a peer may send on one stream that its reader has not taken yet.
