@@ -87,6 +87,7 @@ def _pass(armed: _Armed, point: CrashPoint, vmm: int | None) -> None:
     armed.passes += 1
     if armed.passes == hit:
         armed.path.unlink()
+        armed.line = ""  # the same line written again begins to count again
         _kill(os.getpid() if victim is Victim.SERVER or vmm is None else vmm)
 
 

@@ -93,3 +93,12 @@ def test_a_line_is_read_as_it_is_written() -> None:
 def test_every_point_is_passed_somewhere() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "crashpoints.py")
     assert [point.name for point in CrashPoint if f"CrashPoint.{point.name}" not in sources] == []
+
+
+def test_the_same_line_written_again_counts_anew(file: Path) -> None:
+    for _ in range(2):
+        with subprocess.Popen(["sleep", "60"]) as process:
+            file.write_text("capture.copied vmm 1")
+            crashpoint(CrashPoint.CAPTURE_COPIED, vmm=process.pid)
+            assert process.wait() == -signal.SIGKILL
+        assert not file.exists()
