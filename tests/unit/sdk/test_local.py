@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -99,9 +100,18 @@ def test_no_set_of_links_leads_out(tmp_path_factory: pytest.TempPathFactory, lin
                 os.close(tree._open.pop())
                 tree._names.pop()
     for path in root.rglob("*"):
-        if path.is_symlink():
+        if path.is_symlink() and not is_loop(path):
             resolved = Path(os.path.realpath(path))
             assert resolved == root.resolve() or root.resolve() in resolved.parents, (path, path.readlink())
+
+
+def is_loop(link: Path) -> bool:
+    """Nobody can follow a loop, and ``realpath`` makes up a path for one."""
+    try:
+        os.path.realpath(link, strict=True)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def test_planted_link_is_not_written_through(cage: Path) -> None:
