@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from perdure.wire.node import Confinement
+from perdure.wire.node import Confinement, Isolation
 
 PAGE_SIZE = 4096
 
@@ -34,6 +34,11 @@ PageNumbers = npt.NDArray[np.uint32]  # guest page frame numbers in RAM-file ord
 class Accelerator(StrEnum):
     KVM = "kvm"
     TCG = "tcg"
+
+    @property
+    def isolation(self) -> Isolation:
+        """The grade that a machine under it has."""
+        return Isolation.VM_HARDWARE if self is Accelerator.KVM else Isolation.VM_EMULATED
 
 
 class ChannelName(StrEnum):

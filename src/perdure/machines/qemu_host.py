@@ -15,7 +15,7 @@ from perdure.machines import cgroups, jail, process
 from perdure.machines.driver import Accelerator, LaunchSpec
 from perdure.machines.jail import JailKind, JailPolicy
 from perdure.machines.qemu_args import readonly_base
-from perdure.wire.node import Confinement, Isolation
+from perdure.wire.node import Confinement
 
 INSTALL_HINT = "Install it: apt-get install --no-install-recommends qemu-system-x86 qemu-utils (or set PERDURE_QEMU)."
 OLDEST = (7, 2, 0)
@@ -137,7 +137,7 @@ def confinement(
             "the memory of a golden snapshot in the making is written" if spec.ram.shared else "needs QEMU 8.2 or later"
         )
     return Confinement(
-        isolation=Isolation.VM_HARDWARE if spec.accelerator is Accelerator.KVM else Isolation.VM_EMULATED,
+        isolation=spec.accelerator.isolation,
         jail=choice.kind is not JailKind.NONE,
         seccomp=seccomp,
         own_user=choice.kind is JailKind.OWN_USER,

@@ -19,7 +19,6 @@ from perdure.machines.qemu import QemuDriver
 from perdure.machines.qemu_args import readonly_base
 from perdure.machines.qemu_host import WRITABLE_BASE
 from perdure.node import accelerator
-from perdure.wire.node import Isolation
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
 #: Free space below which a warning is due: an image build needs about this much.
@@ -40,14 +39,10 @@ async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) ->
     checks += [_seccomp(), _cgroups(), _build_tools(), _room(settings), _images(images)]
     return DoctorReport(
         ok=all(check.status is not CheckStatus.FAIL for check in checks),
-        isolation=None if chosen is None else _grade(chosen),
+        isolation=None if chosen is None else chosen.isolation,
         host=_host(),
         checks=checks,
     )
-
-
-def _grade(chosen: Accelerator) -> Isolation:
-    return Isolation.VM_HARDWARE if chosen is Accelerator.KVM else Isolation.VM_EMULATED
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[DoctorCheck]]) -> DoctorCheck:
