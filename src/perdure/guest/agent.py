@@ -67,7 +67,7 @@ class Agent:
 
     def __init__(self, options: Options) -> None:
         self.loop = Loop()
-        self._system = options.system
+        self._system, self._root = options.system, options.root
         world = World(self.loop, options.root, options.cgroup, options.run_dir, self._halt)
         left = world.start()
         self._data = self._port(options.data_fd, DATA_PORT, self._on_data_event)
@@ -85,8 +85,8 @@ class Agent:
 
     def _halt(self, power_off: bool) -> None:
         """A program in the workspace called reboot(2): what it means for a machine of its own."""
-        os.sync()
-        self._system.power_off() if power_off else self._system.restart()
+        root = self._root
+        self._system.power_off(root) if power_off else self._system.restart(root)
 
     def warm(self) -> None:
         """Have ready what the first request after a wake would wait for."""

@@ -6,6 +6,7 @@ world only.
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import sys
@@ -217,7 +218,13 @@ class Control:
         worker.start(self._loop, root, work, on_message)
 
     def _sync(self, _request: dict[str, Any], reply: Reply) -> None:
-        self._in_worker(_sync_all, reply)
+        """In a thread: a hibernation waits for this, and forking a worker costs an emulated guest more than a small sync."""
+
+        def flush() -> None:
+            os.sync()
+            self._loop.post(lambda: reply({"ok": True}))
+
+        _thread.start_new_thread(flush, ())
 
     def _grow_disk(self, _request: dict[str, Any], reply: Reply) -> None:
         root = self._world.root
@@ -226,10 +233,7 @@ class Control:
     def _power_off(self, _request: dict[str, Any], reply: Reply) -> None:
         reply({"ok": True})
 
-        def off(talk: Talk) -> None:
-            _sync_all(talk)
-
-        self._in_worker(off, lambda _done: self._system.power_off())
+        self._in_worker(_sync_all, lambda _done: self._system.power_off(self._world.root))
 
     def _settle(self, request: dict[str, Any], reply: Reply) -> None:
         _Settling(self._loop, self._execs, request, reply).start()

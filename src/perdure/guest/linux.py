@@ -29,6 +29,7 @@ _RB_POWER_OFF = 0x4321FEDC
 _RB_AUTOBOOT = 0x0123_4567
 _RNDADDENTROPY = 0x4008_5203
 _RNDRESEEDCRNG = 0x5207
+_FIFREEZE = 0xC004_5877
 
 # PyDLL keeps the interpreter's lock during a call: a clone must not return in a child that has lost it.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -67,6 +68,15 @@ def die_with_parent() -> None:
 def link_unnamed(fd: int, path: str) -> None:
     """Give a file opened with O_TMPFILE a name (linkat with AT_EMPTY_PATH; needs no /proc)."""
     _check(_libc.linkat(fd, b"", _AT_FDCWD, os.fsencode(path), _AT_EMPTY_PATH), "linkat")
+
+
+def freeze_files(path: str) -> None:
+    """Write the file system at ``path`` out, empty its journal, and let nobody write to it any more (ioctl FIFREEZE)."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, _FIFREEZE, 0)
+    finally:
+        os.close(fd)
 
 
 def power_off() -> None:

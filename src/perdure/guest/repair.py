@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import time
 
 from perdure.guest import linux
@@ -37,11 +38,22 @@ class System:
         if socket.gethostname() != name:
             socket.sethostname(name)
 
-    def power_off(self) -> None:
+    def power_off(self, root: str) -> None:
+        """Switch off, the file system at ``root`` whole: its next boot has no journal to replay."""
+        self._leave_clean(root)
         linux.power_off()
 
-    def restart(self) -> None:
+    def restart(self, root: str) -> None:
+        self._leave_clean(root)
         linux.restart()
+
+    @staticmethod
+    def _leave_clean(root: str) -> None:
+        os.sync()
+        try:
+            linux.freeze_files(root)
+        except OSError as error:  # a damaged or missing disk: its journal is what there is
+            sys.stderr.write(f"agent: {root} is not left clean: {error}\n")
 
 
 class DrySystem(System):
@@ -59,10 +71,10 @@ class DrySystem(System):
     def add_entropy(self, seed: bytes) -> None:
         """The host's own generator needs none."""
 
-    def power_off(self) -> None:
+    def power_off(self, root: str) -> None:
         raise SystemExit(1)
 
-    def restart(self) -> None:
+    def restart(self, root: str) -> None:
         raise SystemExit(1)
 
 

@@ -141,8 +141,9 @@ async def host_agent(**fields: Any) -> AsyncIterator[tuple[HostAgent, Place]]:
 
 
 @asynccontextmanager
-async def booted() -> AsyncIterator[tuple[Machine, Path]]:
-    """A VM of the image ``base`` and its directory; RAM is private over a file of zeros, as a workspace's is over its golden."""
+async def booted(*, more_gib: int = 0) -> AsyncIterator[tuple[Machine, Path]]:
+    """A VM of the image ``base`` and its directory; RAM is private over a file of zeros, as a workspace's is over its golden.
+    Its disk is ``more_gib`` larger than the file system on it."""
     image = ImageStore(Settings().images).resolve("base")
     with tempfile.TemporaryDirectory(prefix="perdure-guest-", dir="/tmp") as name:
         directory = Path(name)
@@ -150,7 +151,7 @@ async def booted() -> AsyncIterator[tuple[Machine, Path]]:
         ram, disk = directory / "ram", directory / "disk.qcow2"
         with ram.open("xb") as file:
             file.truncate(VM_MIB << 20)
-        create_layer(disk, image.disk_gib << 30)
+        create_layer(disk, (image.disk_gib + more_gib) << 30)
         spec = LaunchSpec("guest-test", directory / "run", image.shape(MachineSize(VM_MIB, 1)), Ram(ram), Accelerator.TCG)
         machine = await QemuDriver().boot(spec, DiskChain((image.root, DiskLayer(disk, "qcow2"))))
         try:
