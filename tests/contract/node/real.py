@@ -19,7 +19,7 @@ from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator
 from perdure.machines.qemu import QemuConfig, QemuDriver
 from perdure.node.supervisor import NodeParts, NodeSupervisor
-from perdure.wire.node import ExecSpec
+from perdure.wire.node import ExecExited, ExecOutput, ExecSpec
 from tests.contract.node.benches import Bench
 
 
@@ -86,3 +86,16 @@ async def real_bench(home: Path) -> AsyncIterator[Bench]:
         yield Bench(world)
     finally:
         await world.node.close()
+
+
+async def shell(bench: Bench, workspace: WorkspaceId, generation: int, line: str) -> str:
+    """Run a line in a workspace; its output. A nonzero status fails the test."""
+    spec = ExecSpec(ExecId(f"exe_{os.urandom(6).hex()}"), shell=line)
+    handle = await bench.node.guest(workspace, generation).start_exec(spec)
+    output = bytearray()
+    async for event in handle.events():
+        if isinstance(event, ExecOutput):
+            output += event.data
+        elif isinstance(event, ExecExited):
+            assert event.exit_code == 0, (line, event, output)
+    return output.decode().strip()

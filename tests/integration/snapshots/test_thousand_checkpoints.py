@@ -12,19 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.ids import ExecId, SnapshotId, WorkspaceId
-from perdure.wire.node import (
-    CaptureMode,
-    ExecExited,
-    ExecOutput,
-    ExecSpec,
-    FromSnapshot,
-    MemoryFate,
-    NodeEventKind,
-    SnapshotFacts,
-)
+from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.wire.node import CaptureMode, FromSnapshot, MemoryFate, NodeEventKind, SnapshotFacts
 from tests.contract.node.benches import Bench
-from tests.contract.node.real import RealWorld, real_bench
+from tests.contract.node.real import RealWorld, real_bench, shell
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -68,18 +59,6 @@ async def bench(base_image: Path, home: Path) -> AsyncIterator[Bench]:
         made.listen()
         yield made
         made.deafen()
-
-
-async def shell(bench: Bench, workspace: WorkspaceId, generation: int, line: str) -> str:
-    spec = ExecSpec(ExecId(f"exe_{os.urandom(6).hex()}"), shell=line)
-    handle = await bench.node.guest(workspace, generation).start_exec(spec)
-    output = bytearray()
-    async for event in handle.events():
-        if isinstance(event, ExecOutput):
-            output += event.data
-        elif isinstance(event, ExecExited):
-            assert event.exit_code == 0, (line, event, output)
-    return output.decode().strip()
 
 
 async def counter(bench: Bench, workspace: WorkspaceId, generation: int) -> tuple[int, int, int]:
