@@ -48,9 +48,9 @@ class RealWorld:
     forever = ("sleep", "100000")
     machine_id_path = "/etc/machine-id"
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self.node = make_node(home)
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self._make_node = lambda: make_node(home, **settings)
+        self.node = self._make_node()
         image = ImageStore(Settings().images).resolve("base")
         self.image, self.size, self.disk_gib = image.digest, image.default_size, image.disk_gib
 
@@ -69,7 +69,7 @@ class RealWorld:
         """What SIGKILL leaves: dead VMMs, files as they are, a lock that the kernel has released; nothing is tidied."""
         for pid in [*self.node.pids(), *self.node.pool_pids()]:
             os.kill(pid, signal.SIGKILL)
-        before, self.node = self.node, make_node(self._home)
+        before, self.node = self.node, self._make_node()
         for resident in before._residents.values():
             for task in resident._tasks:
                 task.cancel()
@@ -79,8 +79,8 @@ class RealWorld:
 
 
 @asynccontextmanager
-async def real_bench(home: Path) -> AsyncIterator[Bench]:
-    world = RealWorld(home)
+async def real_bench(home: Path, **settings: Any) -> AsyncIterator[Bench]:
+    world = RealWorld(home, **settings)
     await world.node.open()
     try:
         yield Bench(world)
