@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perdure.cli import daemon
-from perdure.cli.output import JsonFlag, Status, dump, markup, say, wants_json
+from perdure.cli import daemon, unit
+from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest
-from perdure.sdk import Client, Workspace
+from perdure.core.stop import StopReport
+from perdure.sdk import Client
 
-#: What a stop may need beside hibernating everything.
+#: What a stop may need beside hibernating everything. While it hibernates, the server asks systemd for more time itself.
 DOWN_MARGIN_S = 60.0
+#: Words about a stop that takes longer: how many seconds apart, and how many names in one.
+LOOKS_PER_WORD = 10
+NAMED_MAX = 5
 SIGNS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
-UNIT = """\
-[Unit]
-Description=Perdure: persistent machines for AI agents
-After=network.target
-
-[Service]
-ExecStart={command}
-Environment=PERDURE_HOME={home}
-Restart=on-failure
-# The server hibernates every workspace on SIGTERM; its VMMs must live until it has.
-KillMode=mixed
-TimeoutStopSec={stop_s:.0f}
-Delegate=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,9 +41,8 @@ def up(
     as_json = wants_json(ctx, json)
     settings = Settings()
     if systemd:
-        stop_s = settings.shutdown_deadline_s + DOWN_MARGIN_S
-        unit = UNIT.format(command=shlex.join(daemon.command()), home=settings.home, stop_s=stop_s)
-        dump({"unit": unit}) if as_json else sys.stdout.write(unit)
+        printed = unit.text(settings, daemon.command(), settings.shutdown_deadline_s + DOWN_MARGIN_S)
+        dump({"unit": printed}) if as_json else sys.stdout.write(printed)
         return Status(0)
     if not detach:
         from perdure import wiring
@@ -69,19 +56,59 @@ def up(
     return Status(0)
 
 
-def down(ctx: typer.Context, json: JsonFlag = False) -> None:
-    """Stop the server of this machine: every workspace is hibernated first."""
+def down(
+    ctx: typer.Context,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait: what is awake loses its memory since its last snapshot.")
+    ] = False,
+    json: JsonFlag = False,
+) -> Status:
+    """Stop the server of this machine: every workspace is hibernated first, however long that takes.
+
+    Ends with code 1 when a workspace lost memory.
+    """
     as_json = wants_json(ctx, json)
     settings = Settings()
-    with daemon.local(settings) as client:
-        pid = client.health().pid
-        awake = len(Workspace.list(states=["creating", "running", "waking"], client=client))
-    daemon.end(pid, settings.shutdown_deadline_s + DOWN_MARGIN_S)
+    pid = daemon.running(settings)
+    if pid is None:
+        with daemon.local(settings) as client:
+            pid = client.health().pid
+    watch = _Watch(settings.stop_file, pid)
+    daemon.end(pid, now=now, watch=watch.look)
+    report = watch.last()
     if as_json:
-        dump({"pid": pid, "hibernated": awake})
-        return
-    what = "1 workspace was" if awake == 1 else f"{awake} workspaces were"
-    say(f"Stopped; {what} hibernated." if awake else "Stopped; no workspace was awake.")
+        dump({"pid": pid, "hibernated": len(report.asleep), "left": [asdict(left) for left in report.left]})
+    else:
+        _tell(report)
+    return Status(1 if any(left.lost for left in report.left) else 0)
+
+
+class _Watch:
+    """Says whom a stop waits for, when it takes longer."""
+
+    def __init__(self, file: Path, pid: int) -> None:
+        self._file = file
+        self._pid = pid
+        self._looks = 0
+
+    def look(self) -> None:
+        self._looks += 1
+        waiting = self.last().waiting
+        if waiting and self._looks % LOOKS_PER_WORD == 0:
+            more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+            note(f"Still putting to sleep: {markup(', '.join(waiting[:NAMED_MAX]))}{more}.")
+
+    def last(self) -> StopReport:
+        return StopReport.read(self._file, self._pid) or StopReport()
+
+
+def _tell(report: StopReport) -> None:
+    count = len(report.asleep)
+    what = "1 workspace was" if count == 1 else f"{count} workspaces were"
+    say(f"Stopped; {what} hibernated." if count or report.left else "Stopped; no workspace was awake.")
+    for left in report.left:
+        cost = "what its memory held since its last snapshot is lost" if left.lost else "nothing of it is lost"
+        say(f"[yellow]![/] {markup(left.name)} was not put to sleep, {cost}: {markup(left.why)}")
 
 
 def doctor(ctx: typer.Context, json: JsonFlag = False) -> Status:
