@@ -1,0 +1,56 @@
+"""What all bodies share: their bases, their types, errors, and the headers beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Seconds between heartbeat lines of a stream. A client may call a stream dead after a few of them are missing.
+HEARTBEAT_S = 10.0
+#: Answers that touched an awake workspace say in these headers what it ran on, and what a wake caused by the call kept (JSON).
+GENERATION_HEADER = "perdure-generation"
+ISOLATION_HEADER = "perdure-isolation"
+RESUME_HEADER = "perdure-resume-report"
+REQUEST_ID_HEADER = "perdure-request-id"
+
+Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
+Text = Annotated[str, Field(max_length=4096)]
+Base64 = Annotated[str, Field(pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
+
+
+class Answer(BaseModel):
+    """Base of everything the server sends."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Body(BaseModel):
+    """Base of everything a client sends."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ErrorInfo(Answer):
+    """``retryable``: nothing was done; ``ambiguous``: it may have been; ``gone``: the thing will not come back."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+    ambiguous: bool = False
+    gone: bool = False
+
+
+class ErrorAnswer(Answer):
+    error: ErrorInfo
+
+
+class Accepted(Answer):
+    """The server will do it after this answer has left."""
+
+    accepted: Literal[True] = True
+
+
+class Done(Answer):
+    ok: Literal[True] = True

@@ -1,0 +1,212 @@
+"""Workspaces, their snapshots, and what a wake kept."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from perdure.wire.node import Isolation, MemoryFate
+from perdure.wire.public.common import Answer, Body, ErrorInfo, Seconds, Text
+
+
+class WorkspaceState(StrEnum):
+    CREATING = "creating"
+    RUNNING = "running"
+    HIBERNATING = "hibernating"
+    HIBERNATED = "hibernated"
+    WAKING = "waking"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+class WorkspaceKind(StrEnum):
+    WORKSPACE = "workspace"
+    BRANCH = "branch"
+    LOST = "lost"
+
+
+class ConfinementInfo(Answer):
+    """Which protections around the VMM hold on this host; ``missing`` says why each absent one is absent."""
+
+    isolation: Isolation
+    jail: bool
+    seccomp: bool
+    own_user: bool
+    memory_limit: bool
+    cpu_limit: bool
+    pids_limit: bool
+    readonly_base: bool
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+class WorkspaceInfo(Answer):
+    id: str
+    name: str
+    kind: WorkspaceKind
+    state: WorkspaceState
+    state_detail: str
+    generation: int
+    isolation: Isolation | None
+    image: str
+    image_name: str
+    memory_mib: int
+    vcpus: int
+    disk_gib: int
+    head_snapshot_id: str | None
+    parent_id: str | None
+    forked_from: str | None
+    hostname: str
+    idle_timeout_s: float
+    checkpoint_interval_s: float
+    egress_allow: list[str]
+    environment: dict[str, str]
+    metadata: dict[str, str]
+    confinement: ConfinementInfo | None
+    keep_awake_until: datetime | None
+    created_at: datetime
+    state_changed_at: datetime
+    last_active_at: datetime
+    expires_at: datetime | None
+
+
+class WorkspaceList(Answer):
+    workspaces: list[WorkspaceInfo]
+
+
+class CreateWorkspace(Body):
+    """None means the image's default (size, disk) or the server's setting (idle and checkpoint times; 0 turns them off)."""
+
+    name: Text
+    image: Text = "base"
+    memory_mib: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
+    vcpus: Annotated[int, Field(ge=1, le=256)] | None = None
+    disk_gib: Annotated[int, Field(ge=1, le=65536)] | None = None
+    idle_timeout_s: Seconds | None = None
+    checkpoint_interval_s: Seconds | None = None
+    egress_allow: list[Text] = Field(default_factory=list, max_length=1000)
+    environment: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
+    metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
+
+
+class ResumeReport(Answer):
+    """What a wake kept and what it did not (DESIGN D8)."""
+
+    workspace_id: str
+    generation: int
+    snapshot_id: str | None
+    memory: MemoryFate
+    memory_reason: str
+    disk: Literal["new", "kept", "rewound"]
+    asleep_s: float
+    clock_step_s: float
+    connections_dropped: int
+    execs_running: list[str]
+    execs_lost: list[str]
+    lost_branch: str | None
+    isolation: Isolation
+    confinement: ConfinementInfo
+    pooled: bool
+    timings_ms: dict[str, float]
+    at: datetime
+    problems: list[str] = Field(default_factory=list)  # what the guest could not repair, a sentence each
+
+
+class SnapshotInfo(Answer):
+    id: str
+    workspace_id: str
+    parent_id: str | None
+    name: str | None
+    reason: Literal["requested", "automatic", "hibernate", "fork", "salvaged"]
+    generation: int
+    has_memory: bool
+    quiesced: bool
+    memory_bytes: int
+    memory_total_bytes: int
+    disk_bytes: int
+    disk_total_bytes: int
+    pause_s: float
+    created_at: datetime
+    disk_gib: int | None = None
+
+
+class SnapshotList(Answer):
+    snapshots: list[SnapshotInfo]
+
+
+class AwakeAnswer(Answer):
+    """After create, wake and recover."""
+
+    workspace: WorkspaceInfo
+    report: ResumeReport
+
+
+class AsleepAnswer(Answer):
+    workspace: WorkspaceInfo
+    snapshot: SnapshotInfo
+
+
+class ReportAnswer(Answer):
+    """``report`` is None for a workspace that never woke."""
+
+    report: ResumeReport | None
+
+
+class WakeWorkspace(Body):
+    deadline_s: Seconds | None = None
+
+
+class CheckpointWorkspace(Body):
+    name: Text | None = None
+
+
+class ForkWorkspace(Body):
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    snapshot: Text | None = None
+    names: list[Text] = Field(default_factory=list, max_length=1000)
+
+    @model_validator(mode="after")
+    def _one_name_each(self) -> ForkWorkspace:
+        if self.names and len(self.names) != self.count:
+            raise ValueError(f"{self.count} forks need {self.count} names or none, not {len(self.names)}")
+        return self
+
+
+class ForkResult(Answer):
+    """Exactly one of the two: a branch that failed does not fail the others."""
+
+    workspace: WorkspaceInfo | None = None
+    error: ErrorInfo | None = None
+
+
+class ForkAnswer(Answer):
+    results: list[ForkResult]
+
+
+class ResizeWorkspace(Body):
+    disk_gib: Annotated[int, Field(ge=1, le=65536)]
+
+
+class RecoverWorkspace(Body):
+    how: Literal["retry", "rewind", "disk-boot"]
+
+
+class KeepAwake(Body):
+    seconds: Seconds
+
+
+class LogEntry(Answer):
+    """One entry of the thread; ``hash`` chains over the previous one."""
+
+    seq: int
+    at: datetime
+    kind: str
+    generation: int
+    body: dict[str, Any]
+    hash: str
+
+
+class Log(Answer):
+    entries: list[LogEntry]
