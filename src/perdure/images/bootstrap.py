@@ -172,7 +172,8 @@ class Ext4:
     size: str  # as mkfs.ext4 takes it, e.g. 8G
     label: str
     uuid: str
-    options: Sequence[str] = ()
+    options: Sequence[str] = ()  # of mke2fs, without -E
+    extended: Sequence[str] = ()  # what goes to -E, of which mke2fs takes only the last
     exclude: Sequence[str] = ()  # tar patterns
 
 
@@ -182,11 +183,12 @@ async def make_ext4(disk: Ext4, mode: Mode, scratch: Path, *, what: str) -> None
     mkfs = require("mkfs.ext4", "e2fsprogs")
     excludes = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in disk.exclude)
     options = " ".join(shlex.quote(option) for option in disk.options)
+    extended = shlex.quote(",".join((f"hash_seed={disk.uuid}", "root_owner=0:0", *disk.extended)))
     quoted = {name: shlex.quote(str(value)) for name, value in (("tree", tree), ("tar", disk.tar), ("out", disk.output))}
     script = (
         f"set -e; trap 'rm -rf {quoted['tree']}' EXIT; mkdir {quoted['tree']}; "
         f"tar -x -p --numeric-owner --xattrs {excludes} -f {quoted['tar']} -C {quoted['tree']}; "
-        f"{mkfs} -q -F -L {disk.label} -U {disk.uuid} -E hash_seed={disk.uuid},root_owner=0:0 {options} "
+        f"{mkfs} -q -F -L {disk.label} -U {disk.uuid} -E {extended} {options} "
         f"-d {quoted['tree']} {quoted['out']} {disk.size}"
     )
     await run([*mode.as_root, "sh", "-c", script], what=what, env=_environment(scratch))

@@ -61,10 +61,16 @@ async def build_root(recipe: Recipe, scratch: Path, mode: Mode, progress: Progre
     packages, hashes = _read_packages(tar)
     digest = hashlib.sha256(json.dumps([recipe.root_digest, packages, hashes], sort_keys=True).encode()).hexdigest()
     progress(Progress(Step.DISK, f"Making a {recipe.disk_gib} GiB disk"))
-    extended = f"lazy_itable_init=0,lazy_journal_init=0,resize={_GROWTH_RESERVED_BLOCKS}"
-    options = ("-m", "0", "-b", "4096", "-J", f"size={_JOURNAL_MIB}", "-E", extended)
-    identity = str(uuid.UUID(digest[:32]))
-    disk = Ext4(tar, output, f"{recipe.disk_gib}G", LABEL, identity, options, (f"./{PACKAGE_HASHES}", "./dev/*"))
+    disk = Ext4(
+        tar,
+        output,
+        size=f"{recipe.disk_gib}G",
+        label=LABEL,
+        uuid=str(uuid.UUID(digest[:32])),
+        options=("-m", "0", "-b", "4096", "-J", f"size={_JOURNAL_MIB}"),
+        extended=("lazy_itable_init=0", "lazy_journal_init=0", f"resize={_GROWTH_RESERVED_BLOCKS}"),
+        exclude=(f"./{PACKAGE_HASHES}", "./dev/*"),
+    )
     await make_ext4(disk, mode, scratch, what="Making the root disk's file system")
     tar.unlink()
     output.chmod(0o444)
