@@ -2,6 +2,9 @@
 
 Order of a start: lock the home, database, migrations, lease, node (which kills what an earlier process left), workspaces (which
 repair themselves), API. The end is the same backwards: no more requests, every workspace hibernated, then the rest.
+
+SIGTERM, SIGINT and SIGHUP ask for that end; asked again, it goes on as before, for impatience must not cost anybody's memory.
+SIGQUIT insists (``perdure down --now``, or Ctrl-\\ in a terminal): whatever is not asleep is given up.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -23,12 +25,13 @@ from perdure.api.server import ApiServer
 from perdure.api.services import Services
 from perdure.core import crashpoints, files, ids, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
-from perdure.core.config import Settings
+from perdure.core.config import Settings, notify_socket
 from perdure.core.errors import Conflict
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
 from perdure.db.keeper import DatabaseKeeper
+from perdure.ending import Ending
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
@@ -88,25 +91,24 @@ async def doctor(settings: Settings) -> public.DoctorReport:
 
 
 async def _serve(settings: Settings) -> int:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    async with _running(settings) as server:
+    ending = Ending(settings, notify_socket())
+    ending.listen()
+    async with _running(settings, ending) as server:
         log.info("serving", socket=str(settings.api_socket), port=server.port, key_file=str(settings.api_key_file))
-        await stopping.wait()
+        ending.serving()
+        await ending.asked.wait()
         log.info("stopping: every workspace is hibernated first")
     log.info("stopped")
     return 0
 
 
 @asynccontextmanager
-async def _running(settings: Settings) -> AsyncIterator[ApiServer]:
+async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServer]:
     """Everything, started; ended in reverse order."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(_database(settings))
-        control = await stack.enter_async_context(_control_plane(settings, clock, database))
+        control = await stack.enter_async_context(_control_plane(settings, clock, database, ending))
         key = ensure_key_file(settings.api_key_file)
         services = Services(
             workspaces=control.workspaces,
@@ -153,8 +155,8 @@ class _ControlPlane:
 
 
 @asynccontextmanager
-async def _control_plane(settings: Settings, clock: Clock, database: Database) -> AsyncIterator[_ControlPlane]:
-    """Node and workspaces, repaired and watched over; at the end everything awake is hibernated within the deadline."""
+async def _control_plane(settings: Settings, clock: Clock, database: Database, ending: Ending) -> AsyncIterator[_ControlPlane]:
+    """Node and workspaces, repaired and watched over; at the end everything awake is hibernated."""
     driver = _driver(settings)
     image_store = ImageStore(settings.images)
     guest_app = _LateApp()
@@ -184,7 +186,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database) -
         workspaces = WorkspaceService(tools)
         guest_app.app = create_guest_app(workspaces, clock)
         await workspaces.start()
-        stack.push_async_callback(workspaces.shutdown, settings.shutdown_deadline_s)
+        stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
         yield _ControlPlane(workspaces, images, driver, node)
 
@@ -227,7 +229,7 @@ def _node_id(settings: Settings, clock: Clock) -> NodeId:
 def _locked(settings: Settings) -> Iterator[None]:
     """One server per home."""
     files.make_dir(settings.run_dir, mode=0o700)
-    descriptor = os.open(settings.run_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(settings.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -235,6 +237,8 @@ def _locked(settings: Settings) -> Iterator[None]:
             f"Another Perdure server runs with the home {settings.home}.", hint="Use it, or stop it with 'perdure down'."
         ) from error
     else:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
         yield
     finally:
         os.close(descriptor)

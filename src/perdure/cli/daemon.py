@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from perdure.cli.output import duration
@@ -17,6 +19,10 @@ from perdure.wire import public
 
 #: Starting includes an embedded database and the repair of whatever the last server left.
 UP_DEADLINE_S = 120.0
+#: How often somebody who waits for the server's end looks at how it goes.
+WATCH_S = 1.0
+#: Ending without putting workspaces to sleep includes killing their machines and stopping the database.
+NOW_DEADLINE_S = 120.0
 LOG_TAIL_BYTES = 2000
 #: How ``output.complain`` begins.
 COMPLAINT = "Error: "
@@ -79,23 +85,45 @@ def _tail(log: Path, start: int) -> str:
     return f": {lines[-1]}" if lines else "."
 
 
-def end(pid: int, deadline_s: float) -> None:
-    """SIGTERM, then wait for the process to be gone."""
+def running(settings: Settings) -> int | None:
+    """Process id of the server that has this home, also of one that takes no requests because it starts or ends."""
+    try:
+        lock = os.open(settings.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.read(lock, 32).strip()
+        return int(written) if written.isdigit() else None
+    finally:
+        os.close(lock)
+    return None
+
+
+def end(pid: int, *, now: bool, watch: Callable[[], None]) -> None:
+    """Ask it to end (``now``: insist, see ``wiring``) and wait until it has; ``watch`` is called every second meanwhile.
+
+    There is no deadline for an orderly end: the server has its own. One that was told not to wait gets ``NOW_DEADLINE_S``.
+    """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        ready, _, _ = select.select([process], [], [], deadline_s)
+        signal.pidfd_send_signal(process, signal.SIGQUIT if now else signal.SIGTERM)
+        waited = 0.0
+        while not select.select([process], [], [], WATCH_S)[0]:
+            waited += WATCH_S
+            if now and waited >= NOW_DEADLINE_S:
+                raise DeadlineExceeded(
+                    f"The server (process {pid}) has not ended {duration(NOW_DEADLINE_S)} after it was told to stop at once.",
+                    hint=f"It may hang: 'kill -KILL {pid}' ends it, and the next 'perdure up' repairs what it leaves.",
+                )
+            watch()
     except ProcessLookupError:
         return
     except PermissionError as error:
         raise Forbidden("The server belongs to another user.", hint="Run this as the user who started it.") from error
     finally:
         os.close(process)
-    if not ready:
-        raise DeadlineExceeded(
-            f"The server (process {pid}) has not stopped after {duration(deadline_s)}; it still hibernates workspaces.",
-            hint="Run 'perdure down' again to wait longer.",
-        )

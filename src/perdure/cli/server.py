@@ -58,9 +58,7 @@ def up(
 
 def down(
     ctx: typer.Context,
-    now: Annotated[
-        bool, typer.Option("--now", help="Do not wait: what is awake loses its memory since its last snapshot.")
-    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait: what is awake loses its memory.")] = False,
     json: JsonFlag = False,
 ) -> Status:
     """Stop the server of this machine: every workspace is hibernated first, however long that takes.

@@ -13,7 +13,9 @@ Description=Perdure: persistent machines for AI agents
 After=network.target
 
 [Service]
-Type=exec
+# It says when it serves, and asks for more time as long as it hibernates: a slow host costs nobody's memory.
+Type=notify
+TimeoutStartSec=600
 {user}ExecStart={command}
 {environment}
 Restart=on-failure

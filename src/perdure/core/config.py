@@ -20,6 +20,11 @@ def default_home() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "perdure"
 
 
+def notify_socket() -> str | None:
+    """Where a supervising systemd listens, sd_notify(3)."""
+    return os.environ.get("NOTIFY_SOCKET")
+
+
 class Settings(BaseSettings):
     """Everything an operator can set. Immutable; tests build their own."""
 
@@ -47,7 +52,11 @@ class Settings(BaseSettings):
     checkpoint_interval_s: float = Field(default=60.0, ge=0, description="Default interval of automatic checkpoints; 0 off.")
     unresponsive_s: float = Field(default=20.0, gt=0, description="A guest silent this long is failed.")
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
-    shutdown_deadline_s: float = Field(default=60.0, gt=0, description="SIGTERM: time to hibernate every workspace.")
+    shutdown_deadline_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="SIGTERM: how long a hibernation that fails is tried again while no other one ends; none is cut short.",
+    )
     lost_branch_days: float = Field(default=7.0, ge=0, description="How long NAME@lost-TIME branches are kept.")
     keep_automatic_checkpoints: int = Field(default=2, ge=1, description="Automatic snapshots kept while awake; asleep, none.")
 
@@ -83,6 +92,16 @@ class Settings(BaseSettings):
     @property
     def api_key_file(self) -> Path:
         return self.run_dir / "api.key"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by the server of this home; holds its process id."""
+        return self.run_dir / "server.lock"
+
+    @property
+    def stop_file(self) -> Path:
+        """How the last stop went: ``core.stop``."""
+        return self.run_dir / "stop.json"
 
     @property
     def store(self) -> Path:

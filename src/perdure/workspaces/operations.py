@@ -122,6 +122,7 @@ class Operations:
         and the node's error is raised."""
         node = self._tools.node(at)
         spec = _start_spec(at, plan)
+        owner.starting = at
         try:
             async with self._starts, asyncio.timeout(START_LIMIT_S):
                 facts = await node.start(spec)
@@ -129,6 +130,8 @@ class Operations:
             await self._not_started(owner, at, plan, MachineFailed(f"The machine was not up after {START_LIMIT_S:.0f} seconds."))
         except PerdureError as error:
             await self._not_started(owner, at, plan, error)
+        finally:
+            owner.starting = None
         crashpoint(CrashPoint.START_REPORTED)
         report = _resume_report(at, plan, facts)
         try:

@@ -47,6 +47,7 @@ class Owner:
         self.touched_at = clock.monotonic()
         self.waking: asyncio.Task[Record] | None = None
         self.callers = 0
+        self.starting: Record | None = None  # while the node is asked to start it
         self.is_newborn = False  # its row is being inserted, or was and its first start is under way
         self.is_ticking = False  # an automatic job of this workspace is queued or running
         self._clock = clock

@@ -23,6 +23,7 @@ from perdure.core.errors import (
     Unavailable,
 )
 from perdure.core.ids import check_name
+from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.workspaces import checks
 from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
@@ -41,6 +42,7 @@ from perdure.workspaces.model import (
 )
 from perdure.workspaces.owner import CALLERS_LIMIT, Owner
 from perdure.workspaces.rows import Record
+from perdure.workspaces.shutdown import StopOrder
 from perdure.workspaces.store import Change, NewWorkspace
 from perdure.workspaces.tools import Tools
 from perdure.workspaces.upkeep import Upkeep
@@ -61,10 +63,9 @@ class WorkspaceService:
         """Repair what an earlier process left, then begin to watch over what is awake."""
         await self._upkeep.start()
 
-    async def shutdown(self, deadline_s: float) -> int:
-        """Hibernate everything that is awake, within the deadline; returns how many. What was not done in time is repaired at
-        the next start."""
-        return await self._upkeep.shutdown(deadline_s)
+    async def shutdown(self, order: StopOrder) -> StopReport:
+        """Hibernate everything that is awake; returns what became of it. Who was given up is repaired at the next start."""
+        return await self._upkeep.shutdown(order)
 
     @property
     def upkeep(self) -> Upkeep:
@@ -77,6 +78,7 @@ class WorkspaceService:
         self._upkeep.check_open()
         check_name(spec.name)
         image = await self._tools.images.find(spec.image)
+        self._upkeep.check_open()  # again: nobody would put to sleep what begins once the server has begun to stop
         new = self._new_workspace(ctx, spec, image)
         checks.check_new(new, image)
         self._tools.check_egress(new.egress_allow)

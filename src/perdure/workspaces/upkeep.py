@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import WorkspaceId
+from perdure.core.stop import StopReport
 from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
 from perdure.workspaces import hibernation
 from perdure.workspaces.hibernation import Decision, Policy
@@ -25,6 +26,7 @@ from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
 from perdure.workspaces.rows import Record
+from perdure.workspaces.shutdown import Shutdown, StopOrder
 from perdure.workspaces.store import Change
 from perdure.workspaces.tools import Tools
 
@@ -65,24 +67,18 @@ class Upkeep:
                 asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
             ]
 
-    async def shutdown(self, deadline_s: float) -> int:
+    async def shutdown(self, order: StopOrder) -> StopReport:
+        """Put everything to sleep, then stop; see ``Shutdown``."""
         self._is_closing = True
         timers, events = self._loops[1:], self._loops[:1]
         await _cancel(timers)
-        slots = asyncio.Semaphore(max(2, self._tools.settings.parallel_starts))
-        busy = [owner for owner in self._owners.values() if owner.live is not None or owner.is_busy]
-        sleeping = [asyncio.create_task(self._put_to_sleep(owner, slots)) for owner in busy]
-        count = 0
-        if sleeping:
-            done, late = await asyncio.wait(sleeping, timeout=deadline_s)
-            count = sum(task.result() for task in done)
-            if late:
-                _log.warning("%d workspaces were not asleep in time; the next start repairs them", len(late))
-            await _cancel(list(late))
-        await _logged(self.clean())
+        stop = Shutdown(self._tools, self.operations, self.reconciler, self._owners.values, order)
+        report = await stop.run(lambda: _logged(self.reconcile()))
+        if not order.now.is_set():
+            await _logged(self.clean())
         await _cancel([*events, *self._tasks])
         self.stop()
-        return count
+        return report
 
     def stop(self) -> None:
         """Drop everything at once, as a crash would."""
@@ -100,20 +96,6 @@ class Upkeep:
     def check_open(self) -> None:
         if self._is_closing:
             raise Unavailable("The server is shutting down.", hint="Try again when it is back; the workspace is safe.")
-
-    async def _put_to_sleep(self, owner: Owner, slots: asyncio.Semaphore) -> int:
-        async def job() -> int:
-            if owner.live is None:
-                return 0
-            await self.operations.hibernate(owner, owner.live.record, "shutdown")
-            return 1
-
-        async with slots:
-            try:
-                return await owner.run(job, urgent=True)
-            except PerdureError as error:
-                _log.warning("workspace %s did not go to sleep: %s", owner.id, error.message)
-                return 0
 
     # -------------------------------------------------------------------------------------------------------------- owners
 
@@ -257,7 +239,9 @@ class Upkeep:
     async def _consume_events(self) -> None:
         async for event in self._node.events():
             owner = self._owners.get(event.workspace_id)
-            if owner is not None:
+            # While we stop, a silent guest is taken for a slow one: putting it to sleep is tried all the same.
+            is_moot = self._is_closing and event.kind is NodeEventKind.UNRESPONSIVE
+            if owner is not None and not is_moot:
                 self._spawn(owner.run(partial(self._happened, owner, event), urgent=True))
 
     async def _happened(self, owner: Owner, event: NodeEvent) -> None:

@@ -370,33 +370,6 @@ async def test_reconciling_twice_changes_nothing(plane: ControlPlane) -> None:
     assert [len(await plane.service.log(CTX, found.id)) for found in before] == journal
 
 
-async def test_shutdown_hibernates_everything_and_refuses_new_work(plane: ControlPlane) -> None:
-    for name in ("one", "two", "three"):
-        await plane.create(name)
-    await plane.service.sleep(CTX, "three")
-    assert await plane.service.shutdown(60) == 2
-    assert [found.state for found in await plane.service.find(CTX)] == [HIBERNATED] * 3
-    assert plane.node.machines == {}
-    with pytest.raises(Unavailable, match="shutting down"):
-        await plane.service.wake(CTX, "one")
-    await plane.restart()
-    await plane.service.wake(CTX, "one")
-
-
-async def test_shutdown_keeps_its_deadline_and_the_next_start_repairs(plane: ControlPlane) -> None:
-    await plane.create()
-
-    async def never(spec: CaptureSpec) -> None:
-        await asyncio.Event().wait()
-
-    real, plane.node.capture = plane.node.capture, never  # type: ignore[method-assign,assignment]
-    assert await plane.service.shutdown(0.1) == 0
-    plane.node.capture = real  # type: ignore[method-assign]
-    plane.node.crash()
-    await plane.restart()
-    assert await plane.state("demo") is HIBERNATED
-
-
 async def test_a_slow_guest_of_ours_is_not_taken_for_a_lost_one(plane: ControlPlane) -> None:
     workspace, _ = await plane.create()
     store = WorkspaceStore(plane.database)

@@ -70,7 +70,7 @@ def test_systemd_waits_longer_than_the_server_may_take(
 def test_a_stop_is_the_servers_to_do_and_a_crash_is_repaired() -> None:
     """SIGTERM goes to the server alone, as its machines must live until they are captured; an exit code of 0 is no crash."""
     lines = unit.text(Settings(), COMMAND, 120.0).splitlines()
-    assert {"Type=exec", "KillMode=mixed", "Restart=on-failure", "Delegate=yes", "OOMPolicy=continue"} <= set(lines)
+    assert {"Type=notify", "KillMode=mixed", "Restart=on-failure", "Delegate=yes", "OOMPolicy=continue"} <= set(lines)
 
 
 @pytest.mark.parametrize("user", [0, 65534])
