@@ -127,7 +127,14 @@ class Child:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             self._popen = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, pass_fds=fds, env=ENVIRONMENT, cwd="/"
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=fds,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C at the terminal is for us: machines are put to sleep, not killed
             )
         except OSError as error:
             os.close(read_end)
