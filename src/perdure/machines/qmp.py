@@ -19,8 +19,10 @@ from perdure.core.errors import MachineDied, MachineFailed
 
 #: Longest line accepted from the VMM, in bytes; an answer of this client's commands has a few kilobytes.
 LINE_MAX = 4 << 20
-#: Seconds a command may take; none that we send waits for the guest.
-COMMAND_DEADLINE_S = 30.0
+#: Seconds a command may take. None that we send waits for the guest, but some wait for the host's disk, and the freeze watchdog
+#: may stop the VMM meanwhile. Too late is final, so a slow host must not get here; whoever gives a machine up kills it without
+#: asking it anything.
+COMMAND_DEADLINE_S = 300.0
 
 Event = dict[str, Any]
 
