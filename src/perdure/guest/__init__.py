@@ -17,10 +17,11 @@ Started and respawned by init, as root, in the root PID and mount namespace, wit
 What it expects of init:
 
 * ``/proc``, ``/sys``, ``/dev`` (devtmpfs), ``/run`` (tmpfs) mounted; ``lo`` up (IPv4 and IPv6);
-* cgroup2 at ``/sys/fs/cgroup``, best with ``-o favordynmods`` (starting a command moves no process, but users' own tools may);
-* the user's disk at ``/user`` with ``/user/{sys,dev,dev/pts,dev/shm,tmp,run}`` mounted. ``/user/proc`` may be mounted too:
-  the agent mounts the one of the users' own PID namespace over it. When the disk could not be mounted, init still starts the
-  agent and puts one sentence into ``/run/perdure/root-problem``; the hello carries it to the host;
+* cgroup2 at ``/sys/fs/cgroup`` with ``-o nsdelegate``, or users can leave their groups, and best with ``-o favordynmods``
+  (starting a command moves no process, but users' own tools may);
+* the user's disk at ``/user`` with ``/user/{sys,dev,dev/pts,dev/shm,tmp,run}`` mounted. ``/user/proc`` and
+  ``/user/sys/fs/cgroup`` are the agent's to mount, as the users' own namespaces show them. When the disk could not be mounted,
+  init still starts the agent and puts one sentence into ``/run/perdure/root-problem``; the hello carries it to the host;
 * ``resize2fs`` in the agent disk's PATH (``/usr/sbin`` or ``/sbin``), for ``grow_disk``;
 * the channels are found through ``/sys/class/virtio-ports/*/name``, so no udev is needed; ``/dev/random`` for reseeding.
 

@@ -74,7 +74,7 @@ class Agent:
         mux = self._data.mux
         self._execs = ExecTable(self.loop, world, mux, self._on_exec_ended)
         self._execs.adopt_lost(left)
-        self._files = FileTable(self.loop, options.root, mux)
+        self._files = FileTable(self.loop, world.view, mux)
         self._network = Network(self.loop, mux, options.ports)
         self._network.listen(Proxy(self.loop, self._network).serve)
         self._dropped = 0

@@ -138,7 +138,7 @@ class Control:
                 answer["failed"].append("identity: the worker ended without an answer")
                 self._woken(answer, reply)
 
-        worker.start(self._loop, self._world.root, lambda talk: repair.write_identity(talk, hostname, machine_id), identified)
+        worker.start(self._loop, self._world.view, lambda talk: repair.write_identity(talk, hostname, machine_id), identified)
 
     def _woken(self, answer: dict[str, Any], reply: Reply) -> None:
         answer["running"] = self._execs.running_ids()

@@ -30,9 +30,9 @@ _PID = struct.Struct("i")
 class Forker:
     """The agent's side."""
 
-    def __init__(self, root: str, namespace: int) -> None:
-        self._root = root
-        self._namespace = namespace  # of the users' pids
+    def __init__(self, pids: int, mounts: int) -> None:
+        self._pids = pids  # the users' namespaces
+        self._mounts = mounts
         self._end = self._start()
 
     def _start(self) -> socket.socket:
@@ -41,7 +41,7 @@ class Forker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET)
         self._pid = os.fork()
         if self._pid == 0:
-            _live(theirs, self._root, self._namespace)
+            _live(theirs, self._pids, self._mounts)
         theirs.close()
         return ours
 
@@ -66,33 +66,33 @@ class Forker:
         raise OSError(0, "the forker ended", "fork")
 
 
-def _live(end: socket.socket, root: str, namespace: int) -> NoReturn:
+def _live(end: socket.socket, pids: int, mounts: int) -> NoReturn:
     try:
         gc.freeze()
         gc.disable()
         linux.die_with_parent()
         linux.set_name("perdure-forker")
-        close_all_but((end.fileno(), namespace))
-        linux.setns(namespace, linux.CLONE_NEWPID)
+        close_all_but((end.fileno(), pids, mounts))
+        linux.setns(pids, linux.CLONE_NEWPID)
         while True:
             packet, rights, _, _ = end.recvmsg(_PACKET, socket.CMSG_SPACE(_FDS.size), socket.MSG_CMSG_CLOEXEC)
             if not packet:
                 break
-            _serve(end, root, json.loads(packet), _FDS.unpack(rights[0][2]))
+            _serve(end, mounts, json.loads(packet), _FDS.unpack(rights[0][2]))
     except Exception as error:  # noqa: BLE001 - the top of a process: it must end here and say why
         sys.stderr.write(f"forker: {error!r}\n")
     finally:
         os._exit(0)
 
 
-def _serve(end: socket.socket, root: str, request: dict[str, Any], fds: tuple[int, ...]) -> None:
+def _serve(end: socket.socket, mounts: int, request: dict[str, Any], fds: tuple[int, ...]) -> None:
     try:
         pid, pidfd = _fork(request["cgroup"])
     except OSError as error:
         end.send(json.dumps([error.errno, error.filename]).encode())
     else:
         if pid == 0:
-            _become(root, request, fds)
+            _become(mounts, request, fds)
         end.sendmsg([_PID.pack(pid)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _PID.pack(pidfd))])
         os.close(pidfd)
     for fd in fds:
@@ -109,7 +109,7 @@ def _fork(cgroup: str | None) -> tuple[int, int]:
         os.close(fd)
 
 
-def _become(root: str, request: dict[str, Any], fds: tuple[int, ...]) -> NoReturn:
+def _become(mounts: int, request: dict[str, Any], fds: tuple[int, ...]) -> NoReturn:
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
-    launch.become(root, request["spec"], request["environment"], fds[3])
+    launch.become(mounts, request, fds[3])

@@ -1,6 +1,8 @@
 """Starting a command: what happens in the child between fork and exec.
 
-The child enters the user's root first and looks up users there, so that what it reads is what the workspace means. It reports
+The child enters the users' mount namespace first and looks up users there, so that what it reads is what the workspace means.
+Born inside its cgroup, it makes that the root of a cgroup namespace: with ``nsdelegate`` it can then neither leave the group nor
+write its limits, by whatever mount it reaches them; groups below are its own. It reports
 through a pipe that closes at exec: its pid as its own namespace sees it, and, when it cannot start, one JSON object that says
 why.
 """
@@ -12,6 +14,8 @@ import json
 import os
 import signal
 import struct
+
+from perdure.guest import linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,11 +83,15 @@ def find_account(user: str | None, etc: str = "/etc") -> Account:
     return account
 
 
-def become(root: str, spec: dict[str, Any], environment: dict[str, str], status: int) -> NoReturn:
-    """In the child: turn into the command that ``spec`` describes. Never returns; failures go to ``status``."""
+def become(world: int, request: dict[str, Any], status: int) -> NoReturn:
+    """In the child: turn into the command of a forker's request. Never returns; failures go to ``status``.
+
+    ``world`` is the users' mount namespace. A child born inside a cgroup is confined to it.
+    """
     try:
         os.write(status, PID.pack(os.getpid()))
-        _enter(root, spec, environment)
+        _enter(world, request["cgroup"] is not None)
+        _execute(request["spec"], request["environment"])
     except CannotStart as cannot:
         _tell(status, cannot.code, cannot.detail)
     except (OSError, ValueError, UnicodeError) as error:
@@ -96,14 +104,18 @@ def _tell(status: int, code: int, detail: str) -> None:
     os.write(status, json.dumps({"code": code, "detail": detail[:2000]}).encode())
 
 
-def _enter(root: str, spec: dict[str, Any], environment: dict[str, str]) -> None:
+def _enter(world: int, grouped: bool) -> None:
     os.setsid()
     _ordinary_oom_score()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
         signal.signal(number, signal.SIG_DFL)
-    os.chroot(root)
-    os.chdir("/")
+    if grouped:
+        linux.unshare(linux.CLONE_NEWCGROUP)
+    linux.setns(world, linux.CLONE_NEWNS)  # root and working directory become its root
     os.umask(0o022)
+
+
+def _execute(spec: dict[str, Any], environment: dict[str, str]) -> None:
     account = find_account(spec.get("user"))
     env = {**environment, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     env.update(spec.get("env") or {})

@@ -6,6 +6,7 @@ Each wrapper raises OSError with the call's name as the file name, so that a fai
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -13,6 +14,7 @@ import struct
 
 CLONE_FS = 0x0000_0200
 CLONE_NEWNS = 0x0002_0000
+CLONE_NEWCGROUP = 0x0200_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWPID = 0x2000_0000
 _CLONE_PIDFD = 0x1000
@@ -20,6 +22,15 @@ _CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x2_0000_0000
 _SYS_CLONE3 = 435  # the same on every architecture
 _CLONE_ARGS = struct.Struct("<11Q")
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x4_0000
+_MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -54,6 +65,27 @@ def setns(fd: int, flags: int) -> None:
 def mount(source: str, target: str, kind: str, flags: int = 0) -> None:
     arguments = (source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), None)
     _check(_libc.mount(*arguments), "mount")
+
+
+def unmount_all(target: str) -> None:
+    """Unmount whatever is mounted there, one above the other."""
+    while _libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)) == 0:
+        continue
+    if ctypes.get_errno() not in (errno.EINVAL, errno.ENOENT):  # else nothing is mounted there
+        _check(-1, "umount2")
+
+
+def become_root(directory: str) -> None:
+    """Make a directory the root of this process's own mount namespace, and let go of everything outside of it.
+
+    Unlike chroot(2) this leaves no way back: neither through ``..`` nor for who enters the namespace.
+    """
+    mount("none", "/", "none", MS_REC | MS_PRIVATE)
+    mount(directory, directory, "none", MS_BIND | MS_REC)  # pivot_root wants a mount
+    os.chdir(directory)
+    _check(_libc.pivot_root(b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)), "umount2")
+    os.chdir("/")
 
 
 def set_name(name: str) -> None:

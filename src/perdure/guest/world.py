@@ -1,8 +1,12 @@
-"""The users' world: its root directory, its PID namespace, its cgroup.
+"""The users' world: its root, its PID and mount namespaces, its cgroup.
 
 Every user process lives in one cgroup, ``user``, with a child group per command: frozen as a whole for a capture, killed by
-command. All share a PID namespace of their own, whose process 1 is a small reaper of ours that outlives the agent: an agent
-that starts again finds it and enters its namespace, so a dead agent costs users nothing but the pipes it held.
+command. All share a PID and a mount namespace of their own, whose process 1 is a small reaper of ours that outlives the agent:
+an agent that starts again finds it and enters its namespaces, so a dead agent costs users nothing but the pipes it held.
+
+None leaves its group, not even as root: each command, and the reaper in a group beside them, has a cgroup namespace whose root
+is its group, and the kernel (mounted with ``nsdelegate``) lets nobody move what it does not see. No namespace that a user can
+enter is rooted at ``user`` or above, and no mount in the users' namespace shows what is there.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from perdure.guest.loop import Loop, Timer
 
 _REAPER_NAME = "perdure-init"
+_REAPER_GROUP = "perdure.init"  # no command's id has a dot
+_CGROUPS = "/sys/fs/cgroup"
 
 
 def write_file(path: str, text: str) -> None:
@@ -56,7 +62,12 @@ class Group:
     def pids(self) -> list[int]:
         if self.path is None:
             return [self.leader] if self.leader else []
-        return [int(line) for line in read_file(f"{self.path}/cgroup.procs").split() if line != "0"]
+        listed = "".join(read_file(f"{path}/cgroup.procs") for path in self._tree())
+        return [int(line) for line in listed.split() if line != "0"]
+
+    def _tree(self) -> list[str]:
+        """The group and those that its processes made below it, the deepest first."""
+        return [path for path, _, _ in os.walk(self.path or "", topdown=False)]
 
     def signal(self, number: int) -> None:
         """Send a signal to every process in it."""
@@ -97,6 +108,16 @@ class Group:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
+        else:
+            return True
+        if "populated 1" in read_file(f"{self.path}/cgroup.events"):
+            return False
+        try:
+            for path in self._tree():
+                os.rmdir(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
             return False
         return True
 
@@ -111,7 +132,8 @@ class World:
         self._run_dir = run_dir
         self._on_halt = on_halt
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._user_pids = -1
+        self.view = root
+        """The root as users see it, with what they mounted: for work on their files."""
         self._oom_kills_seen = 0
 
     def start(self) -> list[str]:
@@ -123,8 +145,9 @@ class World:
         if self._cgroup is not None:
             os.makedirs(self._cgroup, exist_ok=True)
             self._enable_controllers()
-            left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir()]
-        self._enter_namespace()
+            os.makedirs(f"{self._cgroup}/{_REAPER_GROUP}", exist_ok=True)
+            left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir() and entry.name != _REAPER_GROUP]
+        self._enter_namespaces()
         return left
 
     def _enable_controllers(self) -> None:
@@ -135,9 +158,9 @@ class World:
             except OSError:
                 continue  # a kernel or a test host without it; only the OOM verdict needs one
 
-    # ------------------------------------------------------------------------------------------------ namespace
+    # ------------------------------------------------------------------------------------------------ namespaces
 
-    def _enter_namespace(self) -> None:
+    def _enter_namespaces(self) -> None:
         os.makedirs(self._run_dir, exist_ok=True)
         record = f"{self._run_dir}/user-init"
         pid = int(read_file(record) or 0)
@@ -145,8 +168,8 @@ class World:
             pid = self._start_reaper()
             with open(record, "w", encoding="ascii") as file:
                 file.write(str(pid))
-        self._user_pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._forker = Forker(self.root, self._user_pids)
+        self.view = f"/proc/{pid}/root"
+        self._forker = Forker(*(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("pid", "mnt")))
         reaper = os.pidfd_open(pid)
         self._loop.add(reaper, READ, lambda _mask: self._on_reaper_ended(pid, reaper))
 
@@ -171,8 +194,10 @@ class World:
             self._reap_forever(done)
         linux.setns(self._own_pids, linux.CLONE_NEWPID)
         os.close(done)
-        os.read(ready, 1)  # it is named, and /proc is mounted
+        told = os.read(ready, 1)  # it is named, confined, and /proc is mounted
         os.close(ready)
+        if not told:
+            raise OSError(errno.ECHILD, "the users' process 1 ended at once", _REAPER_NAME)
         return pid
 
     def _reap_forever(self, done: int) -> None:
@@ -181,16 +206,31 @@ class World:
             os.setsid()
             linux.set_name(_REAPER_NAME)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            if os.path.isdir(f"{self.root}/proc"):
-                linux.mount("proc", f"{self.root}/proc", "proc")
-            os.chroot(self.root)
-            os.chdir("/")
+            self._confine()
         except OSError as error:
             sys.stderr.write(f"user init: {error}\n")
+            os._exit(1)
         worker.close_all_but((done,))
+        os.write(done, b"1")
         os.close(done)
         while True:
             signal.pause()
+
+    def _confine(self) -> None:
+        """In the reaper: make the users' root and what of the kernel they see."""
+        kinds = linux.CLONE_NEWNS
+        if self._cgroup is not None:
+            write_file(f"{self._cgroup}/{_REAPER_GROUP}/cgroup.procs", "0")
+            kinds |= linux.CLONE_NEWCGROUP  # its root is the group that the process is in
+        linux.unshare(kinds)
+        linux.become_root(self.root)
+        for place in ("/proc", _CGROUPS):
+            linux.unmount_all(place)  # below ours, the agent's could be dug out
+        if os.path.isdir("/proc"):
+            linux.mount("proc", "/proc", "proc")
+        if self._cgroup is not None and os.path.isdir(_CGROUPS):
+            flags = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+            linux.mount("cgroup2", _CGROUPS, "cgroup2", flags)
 
     # ------------------------------------------------------------------------------------------------ processes
 
