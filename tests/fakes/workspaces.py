@@ -68,6 +68,8 @@ class FakeWorkspaces:
         self.calls: list[Context] = []
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
+        self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
+        self.lookups = 0
         self._count = 0
 
     def _mint(self, prefix: str) -> str:
@@ -118,6 +120,7 @@ class FakeWorkspaces:
         self.calls.append(ctx)
         ids.check_name(spec.name)
         if self.refuse:
+            await self._held_up()
             error, self.refuse = self.refuse, None
             raise error
         if spec.image != "base":
@@ -130,7 +133,12 @@ class FakeWorkspaces:
         self.rows[row.id] = row
         self.worlds[row.id] = World()
         self.worlds[row.id].environment = dict(spec.environment)
+        await self._held_up()
         return self._start(row, MemoryFate.NEW)
+
+    async def _held_up(self) -> None:
+        if self.hold is not None:
+            await self.hold.wait()
 
     def _row(self, workspace_id: WorkspaceId, spec: CreateWorkspace) -> Workspace:
         return Workspace(
@@ -164,6 +172,7 @@ class FakeWorkspaces:
         )
 
     async def get(self, ctx: Context, ref: str) -> Workspace:
+        self.lookups += 1
         return self.find_row(ref)
 
     async def find(

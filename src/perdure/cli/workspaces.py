@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -12,11 +14,13 @@ import typer
 from perdure.cli import thread
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
-from perdure.sdk import Client, Workspace
+from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
 from perdure.wire import public
 from perdure.wire.node import MemoryFate
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)]
+#: How long a create may take before somebody wants to know why, and how often it is looked at then.
+PATIENCE_S = 0.5
 STATES = {"running": "green", "hibernated": "blue", "failed": "red"}
 
 
@@ -77,17 +81,14 @@ def create(
         "idle_timeout_s": idle_timeout_s,
         "checkpoint_interval_s": checkpoint_interval_s,
     }
-    if not as_json and not exist_ok:
-        _tell_first_boot(image, memory_mib, vcpus)
-    made = Workspace.create(
-        name,
-        exist_ok=exist_ok,
-        image=image,
-        allow=allow or [],
-        envs=pairs(env, "--env"),
-        metadata=pairs(metadata, "--metadata"),
+    options: dict[str, Any] = {
+        "image": image,
+        "allow": allow or [],
+        "envs": pairs(env, "--env"),
+        "metadata": pairs(metadata, "--metadata"),
         **{key: value for key, value in given.items() if value is not None},
-    )
+    }
+    made = asyncio.run(_make(name, exist_ok, options, quiet=as_json))
     if as_json:
         dump({"workspace": made.info, "report": made.report})
         return
@@ -95,17 +96,31 @@ def create(
     say(f"[bold]{markup(info.name)}[/] is awake: {_shape(info)}, {info.isolation or 'isolation unknown'}")
 
 
-def _tell_first_boot(image: str, memory_mib: int | None, vcpus: int | None) -> None:
-    """A size that was never booted has no golden snapshot yet: say why nothing happens for a while."""
-    try:
-        with Client() as client:
-            found = client.image(image)
-    except NotFound:
-        return  # creating says it
-    memory_mib, vcpus = memory_mib or found.memory_mib, vcpus or found.vcpus
-    if f"{memory_mib}x{vcpus}" not in found.ready:
-        cpus = "1 CPU" if vcpus == 1 else f"{vcpus} CPUs"
-        note(f"[dim]Booting {markup(found.name)} with {memory_mib} MiB and {cpus} once; it takes about half a minute.[/]")
+async def _make(name: str, exist_ok: bool, options: dict[str, Any], *, quiet: bool) -> AsyncWorkspace:
+    """Create, and when that takes a while although the server has accepted it, say why."""
+    async with AsyncClient() as client:
+        making = asyncio.create_task(AsyncWorkspace.create(name, exist_ok=exist_ok, client=client, **options))
+        try:
+            while not (await asyncio.wait({making}, timeout=PATIENCE_S))[0]:
+                with suppress(PerdureError):  # not accepted yet, or gone: creating says it
+                    if quiet or await _tell_first_boot(client, name):
+                        break
+            return await making
+        finally:  # interrupted: the server goes on
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+
+async def _tell_first_boot(client: AsyncClient, name: str) -> bool:
+    """A size that was never booted has no golden snapshot yet. False: ask again, it is not begun."""
+    info = (await AsyncWorkspace.connect(name, wake=False, client=client)).info
+    if info.state is not public.WorkspaceState.CREATING:
+        return False
+    found = await client.image(info.image_name)
+    if f"{info.memory_mib}x{info.vcpus}" not in found.ready:
+        cpus = "1 CPU" if info.vcpus == 1 else f"{info.vcpus} CPUs"
+        note(f"[dim]Booting {markup(found.name)} with {info.memory_mib} MiB and {cpus} once; it takes about half a minute.[/]")
+    return True
 
 
 def _shape(info: public.WorkspaceInfo) -> str:
