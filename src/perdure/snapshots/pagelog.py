@@ -29,10 +29,10 @@ from perdure.snapshots.pageindex import U8, Frames, PageIndex
 from perdure.snapshots.segments import (
     FRAME_PAGES,
     SPARSE_WORDS,
+    Codec,
     EncodedFrame,
     SegmentReader,
     SegmentWriter,
-    choose,
     decode_pages,
     encode_frame,
     needs_base,
@@ -259,8 +259,8 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
 
     def encode(chunk: _Chunk) -> EncodedFrame:
         pages, some = written[chunk.rows], content[chunk.rows]
-        codec = choose(some, sparse=chunk.sparse)
-        return encode_frame(pages, some, base.read(pages if needs_base(codec) else pages[:0]), codec)
+        codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
+        return encode_frame(pages, some, base.read(pages if chunk.sparse else pages[:0]), codec)
 
     pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
     done = _Appended(writer.segment_id, pages, [], [], [])

@@ -14,8 +14,8 @@ Layout (little endian, everything aligned to 8 bytes)::
 when both hold and the frame says that the page is the one the index meant.
 
 Codecs: ``RAW`` is the pages; ``WORDS`` is, against the base's pages, a bitmap of the 64-bit words that differ and those words;
-``ZSTD`` and ``WORDS_ZSTD`` are the same, compressed. Most pages that a guest touches differ from the base in a few words, and
-``WORDS`` costs a fifth of compression. ``choose`` picks; sparse and dense pages do not share a frame.
+``ZSTD`` and ``WORDS_ZSTD`` are the same, compressed where that pays. Most pages that a guest touches differ from the base in a
+few words; sparse and dense pages do not share a frame.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SEGMENT_HEADER = 64
 _FRAME_MAGIC = b"FRM1"
 _FRAME = struct.Struct("<4sHBBII")
 _FRAME_HEADER = _FRAME.size + 8
-_ZSTD_LEVEL = 1
-_WORTH_COMPRESSING = 0.85  # of the size, in two pages of a frame: random data is stored as it is
+_ZSTD_LEVEL = 3
+_WORTH_COMPRESSING = 0.97  # of the size: what hardly shrinks is stored as it is and read without a copy
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -58,6 +58,9 @@ class Codec(IntEnum):
     ZSTD = 1
     WORDS = 2
     WORDS_ZSTD = 3
+
+
+_PLAIN = {Codec.ZSTD: Codec.RAW, Codec.WORDS_ZSTD: Codec.WORDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +90,14 @@ class EncodedFrame:
     count: int
 
 
-def choose(content: Pages, *, sparse: bool) -> Codec:
-    """The codec for one frame's pages."""
-    if sparse:
-        return Codec.WORDS
-    sample = np.ascontiguousarray(content[:: max(1, len(content) // 2)][:2])
-    compressed = len(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(sample.data))
-    return Codec.ZSTD if compressed < _WORTH_COMPRESSING * sample.nbytes else Codec.RAW
-
-
 def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) -> EncodedFrame:
-    """One frame of at most 64 pages, padded. ``base`` is the base's content of the same pages. ``content`` is not copied."""
+    """One frame of at most 64 pages, padded. ``base`` is the base's content of the same pages. ``content`` is not copied.
+
+    A ``codec`` that compresses becomes its plain kin where that does not pay; zstd sees so of random bytes in no time.
+    """
     if not 0 < len(pages) <= FRAME_PAGES:
         raise ValueError(f"a frame holds 1 to {FRAME_PAGES} pages, not {len(pages)}")
-    payload = _pack(content, base, codec)
+    codec, payload = _pack(content, base, codec)
     head = _FRAME.pack(_FRAME_MAGIC, len(pages), codec, 0, len(payload), 0)
     tables = _padded(page_hashes(content).astype("<u8").tobytes() + pages.astype("<u4").tobytes())
     check = struct.pack("<Q", xxhash.xxh3_64_intdigest(head + tables))
@@ -229,20 +226,21 @@ def segment_file(segment_id: SegmentId) -> str:
     return f"{segment_id}.pages"
 
 
-def _pack(content: Pages, base: Pages, codec: Codec) -> bytes | memoryview:
-    if codec is Codec.RAW:
-        return np.ascontiguousarray(content).data.cast("B")
-    if codec is Codec.ZSTD:
-        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(np.ascontiguousarray(content).data)
-    words = np.ascontiguousarray(content).view(np.uint64)
-    mask = words != np.ascontiguousarray(base).view(np.uint64)
-    packed = np.packbits(mask).tobytes() + words[mask].tobytes()
-    return packed if codec is Codec.WORDS else zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(packed)
+def _pack(content: Pages, base: Pages, codec: Codec) -> tuple[Codec, bytes | memoryview]:
+    plain: bytes | memoryview = np.ascontiguousarray(content).data.cast("B")
+    if needs_base(codec):
+        words = np.ascontiguousarray(content).view(np.uint64)
+        mask = words != np.ascontiguousarray(base).view(np.uint64)
+        plain = np.packbits(mask).tobytes() + words[mask].tobytes()
+    if codec not in _PLAIN:
+        return codec, plain
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
+    return (codec, packed) if len(packed) < _WORTH_COMPRESSING * len(plain) else (_PLAIN[codec], plain)
 
 
 def _unpack(frame: Frame, base: Pages, count: int) -> Pages:
     payload: bytes | memoryview = frame.payload
-    if frame.codec in (Codec.ZSTD, Codec.WORDS_ZSTD):
+    if frame.codec in _PLAIN:
         bitmap = count * WORDS_PER_PAGE // 8
         payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=bitmap + count * PAGE_SIZE)
     if not needs_base(frame.codec):

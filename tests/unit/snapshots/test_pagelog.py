@@ -21,7 +21,6 @@ from perdure.snapshots.segments import (
     Codec,
     SegmentReader,
     SegmentWriter,
-    choose,
     decode_head,
     decode_pages,
     encode_frame,
@@ -286,7 +285,7 @@ def test_live_bytes_tell_the_share_still_used(tmp_path: Path, base: BaseRam) -> 
 @pytest.mark.parametrize("count", [1, 2, 63, 64])
 def test_every_codec_gives_back_what_it_was_given(base: BaseRam, codec: Codec, count: int) -> None:
     pages = np.arange(3, 3 + count, dtype=np.uint32)
-    content = base.read(pages)
+    content = _text(count)
     content[0, 5] ^= 1
     content[-1] = 7
     data = b"".join(encode_frame(pages, content, base.read(pages), codec).parts)
@@ -297,17 +296,24 @@ def test_every_codec_gives_back_what_it_was_given(base: BaseRam, codec: Codec, c
     assert np.array_equal(page_hashes(content), frame.hashes)
 
 
-def test_the_codec_fits_the_pages(base: BaseRam) -> None:
-    text = np.resize(np.frombuffer(b"some lines of text ", np.uint8), (64, PAGE_SIZE))
-    assert choose(text, sparse=True) is Codec.WORDS
-    assert choose(text, sparse=False) is choose(text[:1], sparse=False) is Codec.ZSTD
-    assert choose(base.pages[:1], sparse=False) is Codec.RAW
+def _text(count: int) -> Pages:
+    return np.resize(np.frombuffer(b"some lines of text ", np.uint8), (count, PAGE_SIZE))
+
+
+@pytest.mark.parametrize(("asked", "plain"), [(Codec.ZSTD, Codec.RAW), (Codec.WORDS_ZSTD, Codec.WORDS)])
+def test_what_does_not_shrink_is_stored_as_it_is(base: BaseRam, asked: Codec, plain: Codec) -> None:
+    noise = np.random.default_rng(5).integers(0, 256, (4, PAGE_SIZE), dtype=np.uint8)
+    pages = np.arange(4, dtype=np.uint32)
+    for content, codec in ((_text(4), asked), (noise, plain)):
+        frame = decode_head(memoryview(b"".join(encode_frame(pages, content, base.read(pages), asked).parts)), "seg")
+        assert frame.codec is codec
+        assert np.array_equal(decode_pages(frame, base.read(pages), "seg"), content)
 
 
 def test_a_payload_that_cannot_be_decoded_is_named(base: BaseRam) -> None:
     pages = np.arange(4, dtype=np.uint32)
     for codec in (Codec.ZSTD, Codec.WORDS, Codec.WORDS_ZSTD):
-        frame = decode_head(memoryview(b"".join(encode_frame(pages, base.pages[3:7], base.pages[:4], codec).parts)), "seg")
+        frame = decode_head(memoryview(b"".join(encode_frame(pages, _text(4), base.pages[:4], codec).parts)), "seg")
         for payload in (frame.payload[:-1], frame.payload[:3], b"x" * len(frame.payload)):
             with pytest.raises(CorruptSnapshot, match="seg are damaged: a frame cannot be decoded"):
                 decode_pages(replace(frame, payload=memoryview(payload)), base.read(pages), "seg")
