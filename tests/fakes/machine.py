@@ -76,10 +76,12 @@ class FakeMemory:
         with self._lock:
             return np.flatnonzero(self.private).astype(np.uint32)
 
-    def read_pages(self, pages: PageNumbers) -> Pages:
+    def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._check(pages)
         with self._lock:
-            return self.ram[pages]
+            if room is None or len(room) < len(pages):
+                return self.ram[pages]
+            return np.take(self.ram, pages, axis=0, out=room[: len(pages)], mode="clip")
 
     def write_pages(self, pages: PageNumbers, content: Pages) -> None:
         self._check(pages)

@@ -27,8 +27,10 @@ class TinyMemory:
     def written_pages(self) -> PageNumbers:
         return np.flatnonzero(self.private).astype(np.uint32)
 
-    def read_pages(self, pages: PageNumbers) -> Pages:
-        return self.ram[pages]
+    def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
+        if room is None or len(room) < len(pages):
+            return self.ram[pages]
+        return np.take(self.ram, pages, axis=0, out=room[: len(pages)], mode="clip")
 
     def write_pages(self, pages: PageNumbers, content: Pages) -> None:
         assert content.shape == (len(pages), PAGE_SIZE)

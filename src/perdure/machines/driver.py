@@ -152,10 +152,12 @@ class GuestMemory(Protocol):
     page_count: int
 
     def written_pages(self) -> PageNumbers:
-        """Pages that are private to this machine, i.e. may differ from the base file."""
+        """Pages that are private to this machine, i.e. may differ from the base file. While it runs, an estimate."""
         ...
 
-    def read_pages(self, pages: PageNumbers) -> Pages: ...
+    def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
+        """A copy of these pages, in ``room`` (of ``machines.pageroom``) when it is given and large enough."""
+        ...
 
     def write_pages(self, pages: PageNumbers, content: Pages) -> None: ...
 

@@ -39,6 +39,8 @@ CLOCK_TOLERANCE_NS = 50_000_000
 _CLOCK_TRIES = 5
 _ENTROPY_BYTES = 64
 _QUIESCE_EXTRA_S = 5.0
+#: How long users' processes have to stand still for a capture.
+QUIESCE_S = 0.1
 #: How often a link that broke is mended when it breaks again while it is.
 _RECOVERIES = 3
 
@@ -315,24 +317,34 @@ class GuestLink(GuestFiles):
             reply = await self._control.call({"op": Call.CLOCK, "step_ns": step}, deadline_s)
         return stepped, (high - low) // 2
 
-    async def quiesce(self, deadline_s: float = 0.1) -> bool:
+    async def quiesce(self, deadline_s: float = QUIESCE_S) -> bool:
         """Freeze every user process. False when some did not stand still in time: the capture is then unquiesced."""
-        request = {"op": Call.QUIESCE, "deadline_ms": deadline_s * 1000}
-        reply = await self._call(request, deadline_s + min(_QUIESCE_EXTRA_S, self._unresponsive_s))
+        reply = await self._call(_quiesce(deadline_s), self._quiesce_limit_s(deadline_s))
         return reply.get("frozen") is True
 
-    async def hold(self) -> None:
-        """Let nothing pass on either channel until ``release``: for the time in which guest memory is copied."""
+    async def stand_still(self, deadline_s: float = QUIESCE_S) -> bool:
+        """``quiesce``, and let nothing pass on either channel until ``release``: for the time in which guest memory is copied.
+
+        Both at once, for users' processes already stand still while the second channel is asked. When it raises, the channels
+        are released, and the processes may be frozen: ``thaw``.
+        """
         await self._await_ready()
-        await self._data.hold(self._unresponsive_s)
+        freezing = asyncio.create_task(self._control.hold(_quiesce(deadline_s), self._quiesce_limit_s(deadline_s)))
         try:
-            await self._control.hold(self._unresponsive_s)
+            await self._data.hold({"op": Call.PING}, self._unresponsive_s)
+            reply = await freezing
         except BaseException:
-            self._data.release()
+            freezing.cancel()
+            await asyncio.gather(freezing, return_exceptions=True)
+            self.release()
             raise
+        return reply.get("frozen") is True
+
+    def _quiesce_limit_s(self, deadline_s: float) -> float:
+        return deadline_s + min(_QUIESCE_EXTRA_S, self._unresponsive_s)
 
     def release(self) -> None:
-        """Let the channels go on after ``hold``. Safe without one."""
+        """Let the channels go on after ``stand_still``. Safe without one."""
         self._data.release()
         self._control.release()
 
@@ -433,3 +445,7 @@ class GuestLink(GuestFiles):
 
 def _sentences(value: object) -> tuple[str, ...]:
     return tuple(clean(item) for item in value[:20]) if isinstance(value, list) else ()
+
+
+def _quiesce(deadline_s: float) -> dict[str, Any]:
+    return {"op": Call.QUIESCE, "deadline_ms": deadline_s * 1000}

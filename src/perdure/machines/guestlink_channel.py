@@ -16,7 +16,6 @@ from perdure.core.errors import GuestUnresponsive, InvalidRequest, MachineDied, 
 from perdure.machines.guestlink_stream import LinkStream, error_of
 from perdure.wire.guest import NONCE_BYTES, Event, EventKind, Mux, Role
 from perdure.wire.guest.mux import payload_fits
-from perdure.wire.guest.ops import Call
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -128,26 +127,28 @@ class Channel:
 
     # ------------------------------------------------------------------------------------------------------- hold
 
-    async def hold(self, deadline_s: float) -> None:
+    async def hold(self, fence: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         """Let nothing pass in either direction until ``release``; returns when the guest has read all that was sent.
 
-        Bytes that QEMU still moves would change guest memory while it is copied, although the vCPUs stand still.
+        ``fence`` is the last call before; its reply is returned. Bytes that QEMU still moves would change guest memory while it
+        is copied, although the vCPUs stand still.
         """
         writer = self._writer
         if writer is None:
             raise MachineDied("There is no connection to the workspace.")
         self._may_write.clear()
-        fence = asyncio.create_task(self.call({"op": Call.PING}, deadline_s))
+        asking = asyncio.create_task(self.call(fence, deadline_s))
         try:
             await asyncio.sleep(0)  # the call is queued now
             writer.write(self._mux.pull_urgent())
-            await fence
+            reply = await asking
         except BaseException:
-            fence.cancel()
+            asking.cancel()
             self.release()
             raise
         self._may_read.clear()
         cast("asyncio.ReadTransport", writer.transport).pause_reading()
+        return reply
 
     def release(self) -> None:
         """Let bytes pass again. Safe when nothing is held."""

@@ -14,6 +14,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from perdure.core.errors import InvalidRequest, MachineDied, MachineFailed
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+from perdure.machines.pageroom import make_room
 
 _PRESENT = np.uint64(1 << 63)
 _SWAPPED = np.uint64(1 << 62)
@@ -30,7 +32,11 @@ _FILE_PAGE = np.uint64(1 << 61)  # file-mapped or shared anonymous
 _IOV_MAX = 1024  # iovecs per system call (UIO_MAXIOV)
 _PAGEMAP_CHUNK = 1 << 20  # bytes of pagemap per read: 512 MiB of guest RAM
 _READ_PAGES_MAX = 65536  # pages per round of calls: 256 MiB
+_READ_PAGES_MIN = 1024  # pages below which another thread is not worth its while
 _ZEROS_PAGES = 256  # pages of zeros kept for clearing runs
+
+_THREADS = min(4, os.cpu_count() or 1)
+_readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-memory")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
@@ -107,13 +113,17 @@ class ProcessMemory:
             found.append(np.flatnonzero(private).astype(np.uint32) + np.uint32(start))
         return np.concatenate(found) if found else np.empty(0, dtype=np.uint32)
 
-    def read_pages(self, pages: PageNumbers) -> Pages:
+    def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._check(pages)
-        content: Pages = np.empty((len(pages), PAGE_SIZE), dtype=np.uint8)
+        content = room[: len(pages)] if room is not None and len(room) >= len(pages) else make_room(len(pages), ahead=False)
         with self._in_use():
-            # Slices, because a system call moves at most 2 GiB.
-            for at in range(0, len(pages), _READ_PAGES_MAX):
-                self._read_slice(pages[at : at + _READ_PAGES_MAX], content.ctypes.data + at * PAGE_SIZE)
+            # The vCPUs stand still, so there is a processor for each thread; slices, because a call moves at most 2 GiB.
+            share = min(_READ_PAGES_MAX, max(_READ_PAGES_MIN, -(-len(pages) // _THREADS)))
+            starts = range(0, len(pages), share)
+            for _ in _readers.map(
+                lambda at: self._read_slice(pages[at : at + share], content.ctypes.data + at * PAGE_SIZE), starts
+            ):
+                pass
         # The number could have passed to another process only after ours died, and then this says so.
         if not self._is_alive():
             raise MachineDied("The virtual machine ended while its memory was read.")

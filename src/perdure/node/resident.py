@@ -108,7 +108,8 @@ class Resident:
         try:
             return await (self._checkpoint(spec) if goes_on else self._hibernate(spec))
         except BaseException:
-            self.run.store.discard(spec.snapshot_id)
+            self._owes_thaw = True  # wherever it failed: the guest must not be left frozen
+            self.run.discard(spec.snapshot_id)
             raise
         finally:
             self._standing_still -= 1

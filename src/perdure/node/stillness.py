@@ -1,7 +1,7 @@
 """Making a guest stand still for a capture, and making it go on.
 
-User processes are frozen first, so that a snapshot is of nothing half done; then both channels are held, so that no byte on its
-way changes guest memory while it is copied. Afterwards the channels are released and the processes thawed, whatever happened
+User processes are frozen, so that a snapshot is of nothing half done, and both channels are held, so that no byte on its way
+changes guest memory while it is copied. Afterwards the channels are released and the processes thawed, whatever happened
 between.
 """
 
@@ -28,14 +28,12 @@ class Stillness:
 @asynccontextmanager
 async def standing_still(link: GuestLink) -> AsyncIterator[Stillness]:
     """The guest stands still inside the block. A guest that dies meanwhile is told of by its own event."""
-    still = Stillness(frozen=await link.quiesce())
+    still = Stillness(frozen=False)
     try:
-        await link.hold()
-        try:
-            yield still
-        finally:
-            link.release()
+        still.frozen = await link.stand_still()
+        yield still
     finally:
+        link.release()
         if not still.is_over:
             await _thaw(link, still)
 

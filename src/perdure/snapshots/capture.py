@@ -4,7 +4,7 @@ A capture has three parts. ``ready`` does before the pause what can be done befo
 machine stands still, as short as possible: device state, the next disk layer, a copy of the written pages. ``commit`` does the
 rest after the machine goes on (or, for a hibernation, while it stays paused, and is killed only when this has succeeded):
 compare, append, index, fsync, manifest. A snapshot exists when ``commit`` returns and not before; when it raises, nothing was
-lost and the next capture holds all of it. A capture that does not follow its ``ready`` is undone by ``SnapshotStore.discard``.
+lost and the next capture holds all of it. A capture that does not follow its ``ready`` is undone by ``discard``.
 
 Memory and device state are read at the same time and must agree: between pause and resume nobody may send to the machine's
 channels, for QEMU would move the bytes into guest memory although the vCPUs are stopped.
@@ -29,6 +29,7 @@ from perdure.core.errors import Conflict
 from perdure.core.files import DISK, Disk, create_file, stored_bytes
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
 from perdure.machines.driver import DiskChain, GuestMemory, Machine, PageNumbers, Pages
+from perdure.machines.pageroom import make_room
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.layers import layer
 from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, LiveRecord, Manifest, MemoryFacts
@@ -44,6 +45,8 @@ SEGMENT_BYTES_MAX = 16 << 20
 LIVE_SHARE = 0.5
 #: Garbage below this is not worth a rewrite.
 GARBAGE_BYTES_MIN = 1 << 20
+#: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
+ROOM_TO_SPARE_PAGES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class MachineRun:
         self._parent = live.parent_id
         self._writer: SegmentWriter | None = None
         self._busy = False
+        self._room: Pages | None = None  # for the next capture's copy
         self._pending: Captured | None = None  # captured, not yet committed
         self._changing = asyncio.Lock()  # the live record
         self._pins = self._pinned
@@ -139,11 +143,12 @@ class MachineRun:
             await self._record(replace(self._live, pid=pid, pid_started=process_started(pid)))
 
     async def ready(self, machine: Machine, snapshot_id: SnapshotId, *, goes_on: bool = True) -> None:
-        """Before the pause: make the snapshot's directory and, for a checkpoint, make and open the layer to switch to.
+        """Before the pause: make the snapshot's directory, room for the copy and, for a checkpoint, the layer to switch to.
 
         Intent first: the record names the layer before it exists, so that no crash leaves one that nobody knows.
         """
         await asyncio.to_thread(self.store.make_snapshot_dir, snapshot_id)
+        self._room = await asyncio.to_thread(_room_for, machine.memory)
         if not goes_on:
             return
         async with self._changing:
@@ -202,6 +207,11 @@ class MachineRun:
         timings["devices"] = _ms(loading)
         return timings
 
+    def discard(self, snapshot_id: SnapshotId) -> None:
+        """Undo ``ready``, when no capture follows it, or what a failed capture left."""
+        self._room = None
+        self.store.discard(snapshot_id)
+
     async def capture(self, machine: Machine, request: CaptureRequest) -> Captured:
         """PAUSED only, after ``ready``: copy all that a snapshot needs. Then the machine may go on, and ``commit`` must follow.
 
@@ -221,7 +231,8 @@ class MachineRun:
     async def _capture(self, machine: Machine, request: CaptureRequest) -> Captured:
         directory = self.store.snapshots / request.snapshot_id
         timings: dict[str, float] = {}
-        memory = asyncio.create_task(asyncio.to_thread(_copy_memory, machine.memory, timings))
+        room, self._room = self._room, None
+        memory = asyncio.create_task(asyncio.to_thread(_copy_memory, machine.memory, room, timings))
         layers = self._layers
         try:
             begun = time.perf_counter()
@@ -355,10 +366,15 @@ def create_overlay(store: SnapshotStore, disk_id: DiskId, disk_gib: int) -> None
     store.disk.sync_dir(store.disks)
 
 
-def _copy_memory(memory: GuestMemory, timings: dict[str, float]) -> tuple[PageNumbers, Pages]:
+def _room_for(memory: GuestMemory) -> Pages:
+    """For the pages written so far, and some that the guest writes until it stands still."""
+    return make_room(len(memory.written_pages()) + ROOM_TO_SPARE_PAGES, ahead=True)
+
+
+def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages]:
     begun = time.perf_counter()
     pages = memory.written_pages()
-    content = memory.read_pages(pages)
+    content = memory.read_pages(pages, room)
     timings["memory"] = _ms(begun)
     return pages, content
 

@@ -31,6 +31,7 @@ from perdure.machines.driver import (
     MachineState,
     Ram,
 )
+from perdure.machines.pageroom import make_room
 from tests.contract.machines.world import DEADLINE_S, World, all_memory, ask, base_memory, capture, restore
 
 Call = Callable[[World, Machine], Awaitable[object]]
@@ -231,6 +232,11 @@ async def test_pages_and_zeros_are_written_where_they_belong(world: World) -> No
         assert np.array_equal(all_memory(machine), expected)
         assert memory.written_pages().tolist() == [0, 1, 5, 6, 7, 8, 300, 400, last]
         assert np.array_equal(memory.read_pages(pages), expected[pages])
+        for ahead, size in ((True, len(pages) + 3), (False, len(pages)), (True, len(pages) - 1)):
+            room = make_room(size, ahead=ahead)
+            content = memory.read_pages(pages, room)
+            assert np.array_equal(content, expected[pages])
+            assert np.shares_memory(content, room) == (size >= len(pages))
         empty = np.empty(0, dtype=np.uint32)
         assert memory.read_pages(empty).shape == (0, PAGE_SIZE)
         memory.write_pages(empty, np.empty((0, PAGE_SIZE), dtype=np.uint8))

@@ -13,14 +13,14 @@ from perdure.node.stillness import standing_still
 class StubLink:
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.freeze_error: Exception | None = None
         self.thaw_error: Exception | None = None
 
-    async def quiesce(self) -> bool:
-        self.calls.append("quiesce")
+    async def stand_still(self) -> bool:
+        self.calls.append("stand still")
+        if self.freeze_error:
+            raise self.freeze_error
         return True
-
-    async def hold(self) -> None:
-        self.calls.append("hold")
 
     def release(self) -> None:
         self.calls.append("release")
@@ -36,12 +36,12 @@ def use(link: StubLink) -> Any:
     return standing_still(cast("Any", link))
 
 
-async def test_frozen_before_held_and_released_before_thawed() -> None:
+async def test_released_before_thawed() -> None:
     link = StubLink()
     async with use(link) as still:
         assert still.frozen
         link.calls.append("copy")
-    assert link.calls == ["quiesce", "hold", "copy", "release", "thaw"]
+    assert link.calls == ["stand still", "copy", "release", "thaw"]
 
 
 async def test_a_failure_inside_still_thaws() -> None:
@@ -50,6 +50,15 @@ async def test_a_failure_inside_still_thaws() -> None:
         async with use(link):
             raise MachineDied("gone")
     assert link.calls[-2:] == ["release", "thaw"]
+
+
+async def test_a_freeze_that_nobody_confirmed_is_thawed_all_the_same() -> None:
+    link = StubLink()
+    link.freeze_error = GuestUnresponsive("no answer")
+    with pytest.raises(GuestUnresponsive):
+        async with use(link):
+            link.calls.append("copy")
+    assert link.calls == ["stand still", "release", "thaw"]
 
 
 async def test_what_is_over_is_not_thawed() -> None:
