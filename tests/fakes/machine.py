@@ -44,10 +44,9 @@ from perdure.machines.driver import (
     PageNumbers,
     Pages,
     Ram,
-    Usage,
     VmmIdentity,
 )
-from perdure.wire.node import Confinement, Isolation
+from perdure.wire.node import Confinement, Isolation, NodeUsage
 
 MEMO_PAGE = 7  # where the guest keeps what it was told to remember
 _AWAKE = (MachineState.RUNNING, MachineState.PAUSED, MachineState.NO_SPACE)
@@ -286,10 +285,10 @@ class FakeMachine:
         while (event := await self._events.get()) is not None:
             yield event
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> NodeUsage:
         self._check_alive()
         private = int(self.memory.private.sum()) * PAGE_SIZE
-        return Usage(cpu_s=0.01, rss_bytes=private + (1 << 20), pss_bytes=private + (1 << 20), private_bytes=private)
+        return NodeUsage(cpu_s=0.01, rss_bytes=private + (1 << 20), pss_bytes=private + (1 << 20), private_bytes=private)
 
     async def kill(self) -> None:
         if self.state is not MachineState.DEAD:

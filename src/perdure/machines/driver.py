@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from perdure.wire.node import Confinement, Isolation
+from perdure.wire.node import Confinement, Isolation, NodeUsage
 
 PAGE_SIZE = 4096
 
@@ -123,14 +123,6 @@ class VmmIdentity:
     tsc_khz: int | None  # part of the fingerprint under TCG
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    cpu_s: float
-    rss_bytes: int
-    pss_bytes: int
-    private_bytes: int
-
-
 class EventKind(StrEnum):
     EXITED = "exited"  # the process is gone; ``detail`` has the tail of its stderr
     RESET = "reset"  # the guest asked for a reboot (the VMM ends instead)
@@ -213,7 +205,7 @@ class Machine(Protocol):
         """What happened by itself; ends after EXITED. One consumer."""
         ...
 
-    async def usage(self) -> Usage: ...
+    async def usage(self) -> NodeUsage: ...
 
     async def kill(self) -> None:
         """SIGKILL and reap, and remove run_dir and cgroup. Safe in every state and twice."""

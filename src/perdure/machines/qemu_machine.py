@@ -23,13 +23,12 @@ from perdure.machines.driver import (
     LaunchSpec,
     MachineEvent,
     MachineState,
-    Usage,
 )
 from perdure.machines.memory import ProcessMemory
 from perdure.machines.process import Child, Tail, Watched, end_process, wait_for_exit
 from perdure.machines.qemu_disk import RootDisk
 from perdure.machines.qmp import Event, QmpClient, QmpError
-from perdure.wire.node import Confinement
+from perdure.wire.node import Confinement, NodeUsage
 
 #: Seconds for a device state to load; it is a hundred kilobytes.
 LOAD_DEADLINE_S = 30.0
@@ -210,7 +209,7 @@ class QemuMachine:
         self._writers[channel] = writer
         return reader, writer
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> NodeUsage:
         self._check_alive()
         try:
             return await asyncio.to_thread(_usage, self.pid)
@@ -337,7 +336,7 @@ def exit_detail(parts: Parts) -> str:
     return detail or f"exit status {parts.child.status}"
 
 
-def _usage(pid: int) -> Usage:
+def _usage(pid: int) -> NodeUsage:
     stat = Path(f"/proc/{pid}/stat").read_text()
     fields = stat[stat.rindex(")") + 2 :].split()  # proc(5): utime and stime are the 12th and 13th after the state's bracket
     sizes = {"Rss:": 0, "Pss:": 0, "Private_Clean:": 0, "Private_Dirty:": 0}
@@ -346,7 +345,7 @@ def _usage(pid: int) -> Usage:
         if key in sizes:
             sizes[key] = int(rest[0]) * 1024
     ticks = os.sysconf("SC_CLK_TCK")
-    return Usage(
+    return NodeUsage(
         cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
         rss_bytes=sizes["Rss:"],
         pss_bytes=sizes["Pss:"],

@@ -183,8 +183,7 @@ class Resident:
     # -------------------------------------------------------------------------------------------------------------- state
 
     async def usage(self) -> NodeUsage:
-        used = await self.machine.usage()
-        return NodeUsage(used.cpu_s, used.rss_bytes, used.pss_bytes, used.private_bytes)
+        return await self.machine.usage()
 
     def activity(self, open_outbound: int) -> Activity:
         counts = self.link.activity()
