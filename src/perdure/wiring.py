@@ -210,8 +210,7 @@ def _driver(settings: Settings) -> QemuDriver:
 def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:
     async def make(image: Image, progress: ProgressSink = silent) -> GoldenSpec:
         verdict = await accelerator.choose(settings, driver, images)
-        run_root = settings.run_dir / "vm"
-        return GoldenSpec(image, image.default_size, images, driver, verdict.accelerator, run_root, progress)
+        return GoldenSpec(image, image.default_size, images, driver, verdict.accelerator, settings.machines_dir, progress)
 
     return make
 

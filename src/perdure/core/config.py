@@ -86,6 +86,11 @@ class Settings(BaseSettings):
         return self.home / "run"
 
     @property
+    def machines_dir(self) -> Path:
+        """Each machine has a directory below it while it runs; what a node finds there at its start is left over."""
+        return self.run_dir / "vm"
+
+    @property
     def api_socket(self) -> Path:
         return self.run_dir / "api.sock"
 

@@ -68,7 +68,7 @@ class NodeParts:
 
     @property
     def run_root(self) -> Path:
-        return self.settings.run_dir / "vm"
+        return self.settings.machines_dir
 
 
 class NodeSupervisor:
