@@ -13,7 +13,7 @@ from perdure.core.stop import StopReport
 from perdure.workspaces.shutdown import StopOrder
 
 #: What systemd is asked for each time it hears of us; much longer than the time between two reports.
-MORE_TIME_S = 60.0
+MORE_TIME_S = 300.0
 
 log = structlog.get_logger(__name__)
 

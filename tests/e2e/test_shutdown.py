@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.api.server import answers
 from perdure.core.config import Settings
 from perdure.core.stop import StopReport
-from perdure.sdk import ServerUnreachable, Workspace
+from perdure.sdk import Workspace
 from perdure.wire.node import MemoryFate
 from tests.e2e.live import DEADLINE_S, Answer, Live, machine_of, serving, shell, until
 
@@ -45,14 +46,6 @@ def ended(process: subprocess.Popen[bytes]) -> Answer:
     return Answer(process.returncode, out, err)
 
 
-def is_serving(live: Live) -> bool:
-    try:
-        live.client.health()
-    except ServerUnreachable:
-        return False
-    return True
-
-
 def check_kept(live: Live, workspace: Workspace) -> None:
     live.ok("up", "--detach")
     woken = Workspace.connect(workspace.id, client=live.client)
@@ -71,7 +64,7 @@ def waits(live: Live, pid: int) -> bool:
 def test_ctrl_c_in_the_terminal_does_not_reach_the_machines(live: Live, workspace: Workspace) -> None:
     live.ok("down")
     server = live.start("up")
-    until(lambda: is_serving(live))
+    until(lambda: answers(settings(live).api_socket))
     assert shell(workspace, "cat /dev/shm/kept") == "here"
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP):  # impatience, and a terminal that is closed
         os.killpg(server.pid, number)
@@ -84,7 +77,7 @@ def test_a_slow_machine_is_waited_for_and_down_can_be_asked_again(live: Live, wo
     os.kill(machine, signal.SIGSTOP)
     first = live.start("down", "--json")
     until(lambda: waits(live, pid))
-    assert not is_serving(live)
+    assert not answers(settings(live).api_socket)
     second = live.start("down")
     until(lambda: "still putting workspaces to sleep" in live.server_log)
     os.kill(machine, signal.SIGCONT)

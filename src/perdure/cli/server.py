@@ -91,10 +91,13 @@ class _Watch:
 
     def look(self) -> None:
         self._looks += 1
-        waiting = self.last().waiting
+        told = self.last()
+        waiting = told.waiting
         if waiting and self._looks % LOOKS_PER_WORD == 0:
             more = f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
             note(f"Still putting to sleep: {markup(', '.join(waiting[:NAMED_MAX]))}{more}.")
+            for trouble in told.troubles[:NAMED_MAX]:
+                note(f"[yellow]![/] {markup(trouble)}")
 
     def last(self) -> StopReport:
         return StopReport.read(self._file, self._pid) or StopReport()

@@ -23,11 +23,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class StopReport:
-    """Names of workspaces: put to sleep by this stop, still to come, and those given up."""
+    """Names of workspaces: put to sleep by this stop, and still to come. ``troubles``: sentences about those that failed and are
+    tried again."""
 
     pid: int = 0
     asleep: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
 
     def write(self, path: Path) -> None:
@@ -42,7 +44,7 @@ class StopReport:
         try:
             found = json.loads(path.read_bytes())
             left = tuple(Left(**one) for one in found["left"])
-            report = cls(found["pid"], tuple(found["asleep"]), tuple(found["waiting"]), left)
+            report = cls(found["pid"], tuple(found["asleep"]), tuple(found["waiting"]), tuple(found["troubles"]), left)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return report if report.pid == pid else None

@@ -1,8 +1,12 @@
 """The end of a server: everything awake is put to sleep, however long a slow host needs for it.
 
-A hibernation under way is never cut short, and one that fails is tried again. A workspace is given up when its hibernation keeps
-failing and no other one has fallen asleep for the operator's patience, when nothing at all has moved for ``STUCK_S``, or when the
-operator insists. Whoever is given up is named with the reason.
+A hibernation under way is never cut short, and one that fails is tried again. A workspace is given up
+
+* when its machine keeps failing, and no other workspace has fallen asleep for as long as the operator's patience;
+* when nothing has moved for ``STUCK_S``, whatever the reason: room on a full disk, or a database, may come back until then;
+* when the operator insists.
+
+Whoever is given up is named with the reason, and whoever makes trouble is while the operator can still do something.
 
 A start under way is waited for like a hibernation, but only as long as the patience: to drop it loses nothing.
 """
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perdure.core.errors import PerdureError
+from perdure.core.errors import PerdureError, Unavailable
 from perdure.core.ids import WorkspaceId
 from perdure.core.stop import Left, StopReport
 from perdure.workspaces.model import WorkspaceState
@@ -70,6 +74,7 @@ class Shutdown:
         self._tasks: dict[WorkspaceId, asyncio.Task[None]] = {}
         self._begun: dict[WorkspaceId, Live] = {}  # awake machines that an attempt has been made at
         self._names: dict[WorkspaceId, str] = {}
+        self._troubles: dict[WorkspaceId, str] = {}  # why the last attempt failed
         self._asleep: list[str] = []
         self._left: dict[WorkspaceId, Left] = {}
         self._moved_at = tools.clock.monotonic()
@@ -81,9 +86,7 @@ class Shutdown:
         try:
             await self._until_quiet(insisted)
             if not insisted.done():
-                repair = asyncio.create_task(look_again())
-                await asyncio.wait({repair, insisted}, return_when=asyncio.FIRST_COMPLETED)
-                repair.cancel()
+                await self._compare(asyncio.create_task(look_again()), insisted)
                 await self._until_quiet(insisted)
         finally:
             insisted.cancel()
@@ -105,6 +108,12 @@ class Shutdown:
             await self._insist()
         self._order.tell(self._report())
 
+    async def _compare(self, repair: asyncio.Task[None], insisted: asyncio.Task[bool]) -> None:
+        while not (repair.done() or insisted.done()):
+            self._order.tell(self._report())
+            await asyncio.wait({repair, insisted}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        repair.cancel()
+
     def _take_up(self) -> None:
         for owner in list(self._owners()):
             at_work = owner.live is not None or owner.is_busy or owner.waking is not None
@@ -121,8 +130,12 @@ class Shutdown:
         return self._names.get(workspace_id, workspace_id)
 
     def _report(self) -> StopReport:
-        waiting = tuple(self._name(workspace_id) for workspace_id in self._tasks)
-        return StopReport(asleep=tuple(self._asleep), waiting=waiting, left=tuple(self._left.values()))
+        return StopReport(
+            asleep=tuple(self._asleep),
+            waiting=tuple(map(self._name, self._tasks)),
+            troubles=tuple(f"{self._name(one)}: {why}" for one, why in self._troubles.items() if one in self._tasks),
+            left=tuple(self._left.values()),
+        )
 
     # --------------------------------------------------------------------------------------------------------- one workspace
 
@@ -132,10 +145,12 @@ class Shutdown:
             try:
                 asleep = await owner.run(partial(self._attempt, owner), urgent=True)
             except PerdureError as error:
-                if self._silent_s() >= self._order.patience_s:
+                if self._silent_s() >= (STUCK_S if isinstance(error, Unavailable) else self._order.patience_s):
                     self._give_up(owner, error.message)
                     return
-                _log.warning("workspace %s did not go to sleep and is tried again: %s", self._name(owner.id), error.message)
+                if self._troubles.get(owner.id) != error.message:
+                    _log.warning("workspace %s did not go to sleep and is tried again: %s", self._name(owner.id), error.message)
+                self._troubles[owner.id] = error.message
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self._order.now.wait()
@@ -189,7 +204,7 @@ class Shutdown:
             if owner.starting is not None and silent_s >= self._order.patience_s:
                 self._drop(owner, NOT_STARTED)
             elif silent_s >= STUCK_S:
-                self._drop(owner, f"Nothing has moved for {STUCK_S / 60:.0f} minutes.")
+                self._drop(owner, self._troubles.get(owner.id, f"Nothing has moved for {STUCK_S / 60:.0f} minutes."))
 
     def _harvest(self) -> None:
         for workspace_id, task in list(self._tasks.items()):

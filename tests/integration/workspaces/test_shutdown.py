@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.core.errors import GuestUnresponsive, MachineDied, PerdureError, Unavailable
+from perdure.core.errors import GuestUnresponsive, MachineDied, NoSpace, PerdureError, Unavailable
 from perdure.core.stop import Left, StopReport
 from perdure.wire.node import CaptureSpec, MemoryFate, SnapshotFacts
 from perdure.workspaces import shutdown
@@ -202,6 +202,57 @@ async def test_one_that_keeps_failing_is_given_up_with_its_reason(plane: Control
     await check_kept(plane, "good")
 
 
+async def test_what_may_come_back_is_waited_for_beyond_the_patience(plane: ControlPlane) -> None:
+    """A full disk: the operator is told while room can still be made."""
+    await plane.create()
+    full = True
+    real = plane.node.capture
+
+    async def capture(spec: CaptureSpec) -> SnapshotFacts:
+        if full:
+            raise NoSpace("The disk is full.")
+        return await real(spec)
+
+    plane.node.capture = capture  # type: ignore[method-assign]
+    stop = Stop(plane)
+    await stop.hears(lambda report: report.troubles == ("demo: The disk is full.",))
+    plane.clock.advance(2 * PATIENCE_S)
+    await stop.looks_twice()
+    assert not stop.task.done()
+    full = False
+    assert (await stop.report()) == StopReport(asleep=("demo",))
+    await check_kept(plane, "demo")
+
+
+async def test_a_disk_that_stays_full_is_the_reason_in_the_end(plane: ControlPlane) -> None:
+    await plane.create()
+
+    async def capture(_spec: CaptureSpec) -> SnapshotFacts:
+        plane.clock.advance(PATIENCE_S)
+        raise NoSpace("The disk is full.")
+
+    plane.node.capture = capture  # type: ignore[method-assign]
+    (left,) = (await Stop(plane).report()).left
+    assert (left.name, left.why, left.lost) == ("demo", "The disk is full.", True)
+
+
+async def test_a_create_that_does_not_end_is_dropped_and_its_name_is_free(plane: ControlPlane) -> None:
+    plane.node.gate = asyncio.Event()
+    creating = asyncio.create_task(plane.create())
+    await plane.node.entered.wait()
+    stop = Stop(plane)
+    await stop.looks_twice()
+    plane.clock.advance(PATIENCE_S)
+    (left,) = (await stop.report()).left
+    assert (left.name, left.lost) == ("demo", False)
+    await asyncio.wait({creating})
+    plane.node.gate = None
+    plane.node.crash()
+    await plane.restart()
+    assert await plane.service.find(CTX) == []
+    await plane.create()
+
+
 async def test_a_machine_that_dies_meanwhile_is_told_as_lost(plane: ControlPlane) -> None:
     workspace, _ = await plane.create()
 
@@ -284,17 +335,24 @@ async def test_commands_and_calls_under_way_do_not_keep_a_workspace_awake(plane:
     await check_kept(plane, "demo")
 
 
-async def test_a_silent_guest_is_not_failed_while_it_is_put_to_sleep(plane: ControlPlane) -> None:
+async def test_a_silent_guest_is_not_failed_while_it_is_put_to_sleep(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "RETRY_S", 0.2)  # between two attempts the event has its turn
     workspace, _ = await plane.create()
-    await plane.create("other")
-    begun, go_on = hold_captures(plane)
-    stop = Stop(plane)
-    await begun.wait()
-    plane.node.hang(workspace.id)
-    await stop.looks_twice()
-    go_on.set()
-    assert sorted((await stop.report()).asleep) == ["demo", "other"]
-    await check_kept(plane, "demo", "other")
+    real, is_slow = plane.node.capture, True
+
+    async def capture(spec: CaptureSpec) -> SnapshotFacts:
+        nonlocal is_slow
+        if is_slow:
+            is_slow = False
+            plane.node.hang(workspace.id)
+            raise GuestUnresponsive("It is slow.")
+        return await real(spec)
+
+    plane.node.capture = capture  # type: ignore[method-assign]
+    assert (await Stop(plane).report()).asleep == ("demo",)
+    await check_kept(plane, "demo")
 
 
 async def test_an_operator_who_insists_is_obeyed(plane: ControlPlane) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from perdure.core.stop import Left, StopReport
 
 
 def test_a_report_is_read_as_it_was_told(tmp_path: Path) -> None:
-    report = StopReport(0, ("a",), ("b",), (Left("wsp_1", "c", "It broke.", lost=True),))
+    report = StopReport(0, ("a",), ("b",), ("b: It is slow.",), (Left("wsp_1", "c", "It broke.", lost=True),))
     report.write(tmp_path / "stop.json")
     read = StopReport.read(tmp_path / "stop.json", os.getpid())
-    assert read == StopReport(os.getpid(), report.asleep, report.waiting, report.left)
+    assert read == replace(report, pid=os.getpid())
 
 
 def test_the_report_of_another_server_is_none_of_ours(tmp_path: Path) -> None:
@@ -24,7 +25,9 @@ def test_the_report_of_another_server_is_none_of_ours(tmp_path: Path) -> None:
     assert StopReport.read(tmp_path / "stop.json", os.getpid() + 1) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"pid": 1, "asleep": [], "waiting": [], "left": [{}]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff", b'{"pid": 1, "asleep": [], "waiting": [], "troubles": [], "left": [{}]}']
+)
 def test_what_cannot_be_read_is_no_report(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "stop.json").write_bytes(content)
     assert StopReport.read(tmp_path / "stop.json", 1) is None

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from perdure.core.config import Settings
 from perdure.core.errors import MachineDied
-from perdure.machines.qmp import LINE_MAX, Event, QmpClient, QmpError
+from perdure.machines.qmp import COMMAND_DEADLINE_S, LINE_MAX, Event, QmpClient, QmpError
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7}}}}
 
@@ -193,3 +194,8 @@ async def test_closing_twice_is_fine(pair: Pair) -> None:
     pair.client.close()
     with pytest.raises(MachineDied):
         await pair.client.execute("query-status")
+
+
+def test_a_machine_that_the_watchdog_has_stopped_is_not_taken_for_dead() -> None:
+    """A command that is late ends its VMM: a lease that comes back after several of its terms must find it alive."""
+    assert 10 * Settings().lease_s <= COMMAND_DEADLINE_S
