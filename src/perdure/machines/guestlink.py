@@ -38,7 +38,6 @@ OnGuestStream = Callable[[Literal["egress", "api"], dict[str, Any], LinkStream],
 CLOCK_TOLERANCE_NS = 50_000_000
 _CLOCK_TRIES = 5
 _ENTROPY_BYTES = 64
-_QUIESCE_EXTRA_S = 5.0
 #: How long users' processes have to stand still for a capture.
 QUIESCE_S = 0.1
 #: How often a link that broke is mended when it breaks again while it is.
@@ -319,7 +318,7 @@ class GuestLink(GuestFiles):
 
     async def quiesce(self, deadline_s: float = QUIESCE_S) -> bool:
         """Freeze every user process. False when some did not stand still in time: the capture is then unquiesced."""
-        reply = await self._call(_quiesce(deadline_s), self._quiesce_limit_s(deadline_s))
+        reply = await self._call(_quiesce(deadline_s), deadline_s + self._unresponsive_s)
         return reply.get("frozen") is True
 
     async def stand_still(self, deadline_s: float = QUIESCE_S) -> bool:
@@ -329,7 +328,7 @@ class GuestLink(GuestFiles):
         are released, and the processes may be frozen: ``thaw``.
         """
         await self._await_ready()
-        freezing = asyncio.create_task(self._control.hold(_quiesce(deadline_s), self._quiesce_limit_s(deadline_s)))
+        freezing = asyncio.create_task(self._control.hold(_quiesce(deadline_s), deadline_s + self._unresponsive_s))
         try:
             await self._data.hold({"op": Call.PING}, self._unresponsive_s)
             reply = await freezing
@@ -339,9 +338,6 @@ class GuestLink(GuestFiles):
             self.release()
             raise
         return reply.get("frozen") is True
-
-    def _quiesce_limit_s(self, deadline_s: float) -> float:
-        return deadline_s + min(_QUIESCE_EXTRA_S, self._unresponsive_s)
 
     def release(self) -> None:
         """Let the channels go on after ``stand_still``. Safe without one."""

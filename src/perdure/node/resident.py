@@ -20,7 +20,7 @@ import structlog
 
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import MachineDied, NoSpace, PerdureError
+from perdure.core.errors import GuestUnresponsive, MachineDied, NoSpace, PerdureError
 from perdure.core.inbox import Inbox
 from perdure.machines.driver import EventKind, Machine, MachineState
 from perdure.machines.guestlink import GuestLink
@@ -134,7 +134,7 @@ class Resident:
         return facts
 
     async def _hibernate(self, spec: CaptureSpec) -> SnapshotFacts:
-        await self.link.sync()
+        await self._flush_guest()
         begun = time.perf_counter()
         async with standing_still(self.link) as still:
             await self.machine.pause()
@@ -151,6 +151,14 @@ class Resident:
         await self.end(keep_layers=False)
         crashpoint(CrashPoint.CAPTURE_ENDED)
         return facts
+
+    async def _flush_guest(self) -> None:
+        """So that the disk is whole for somebody who boots it without the memory. A guest that is too slow for that, or whose
+        programs sit on a file system that does not answer, sleeps all the same: what is not flushed is in its memory."""
+        try:
+            await self.link.sync()
+        except GuestUnresponsive:
+            log.warning("a guest did not flush its disk before it sleeps", workspace=self.identity.workspace_id)
 
     def _request(self, spec: CaptureSpec, frozen: bool, *, goes_on: bool) -> CaptureRequest:
         return CaptureRequest(spec.snapshot_id, self._clock.now(), quiesced=frozen, goes_on=goes_on)

@@ -10,11 +10,12 @@ import pytest
 
 from perdure.core.clock import SystemClock
 from perdure.core.errors import GuestUnresponsive, MachineDied, NoSpace
-from perdure.core.ids import DEFAULT_TENANT, WorkspaceId
+from perdure.core.ids import DEFAULT_TENANT, SnapshotId, WorkspaceId
 from perdure.machines.driver import EventKind, MachineEvent, MachineState
 from perdure.node import resident as module
 from perdure.node.resident import Parts, Resident
-from perdure.wire.node import Identity, NodeEvent, NodeEventKind
+from perdure.snapshots.capture import CaptureRequest
+from perdure.wire.node import CaptureMode, CaptureSpec, Identity, NodeEvent, NodeEventKind
 
 
 class StubMachine:
@@ -39,6 +40,9 @@ class StubMachine:
             raise NoSpace("Still full.")
         self.state = MachineState.RUNNING
 
+    async def pause(self) -> None:
+        self.state = MachineState.PAUSED
+
     async def kill(self) -> None:
         self.killed, self.state = True, MachineState.DEAD
 
@@ -54,6 +58,16 @@ class StubLink:
         self.thaws.put_nowait(None)
         return 0.0
 
+    async def sync(self) -> None:
+        if self.error:
+            raise self.error
+
+    async def stand_still(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
     async def cpu_s(self) -> float:
         self.asked.set()
         if self.error:
@@ -67,6 +81,18 @@ class StubLink:
 class StubRun:
     layer_count = 1
     ended: bool | None = None
+
+    async def ready(self, _machine: object, _snapshot_id: SnapshotId, *, goes_on: bool) -> None:
+        pass
+
+    async def capture(self, _machine: object, request: CaptureRequest) -> CaptureRequest:
+        return request
+
+    def commit(self, captured: CaptureRequest, _pause_s: float) -> SnapshotId:
+        return captured.snapshot_id
+
+    def discard(self, _snapshot_id: SnapshotId) -> None:
+        raise AssertionError("nothing failed")
 
     def end(self, *, keep_layers: bool) -> int:
         self.ended = keep_layers
@@ -177,4 +203,23 @@ async def test_a_thaw_that_went_unanswered_is_asked_for_again() -> None:
         await world.link.asked.wait()
     assert world.link.thaws.empty(), "once is enough"
     assert world.told.empty()
+    await world.resident.end(keep_layers=True)
+
+
+async def test_a_guest_too_slow_to_flush_its_disk_sleeps_all_the_same() -> None:
+    """What it did not flush is in its memory, which is captured; kept awake it would lose that when the server stops."""
+    world = World()
+    world.link.error = GuestUnresponsive("It is slow.")
+    spec = CaptureSpec(WorkspaceId("ws_1"), 3, SnapshotId("snp_1"), CaptureMode.HIBERNATE)
+    assert cast("Any", await world.resident.capture(spec)) == "snp_1"
+    assert world.resident.is_ended and world.machine.killed
+
+
+async def test_a_guest_that_broke_while_it_flushed_is_an_error() -> None:
+    world = World()
+    world.link.error = MachineDied("Gone.")
+    world.run.discard = lambda _snapshot_id: None  # type: ignore[method-assign]
+    spec = CaptureSpec(WorkspaceId("ws_1"), 3, SnapshotId("snp_1"), CaptureMode.HIBERNATE)
+    with pytest.raises(MachineDied):
+        await world.resident.capture(spec)
     await world.resident.end(keep_layers=True)

@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 
 from perdure.core.errors import GuestUnresponsive, MachineDied
+from perdure.machines.guestlink import GuestLink
+from perdure.machines.guestlink_channel import Channel
 from perdure.node.stillness import standing_still
 
 
@@ -82,3 +84,20 @@ async def test_a_machine_that_died_meanwhile_is_told_of_by_its_event() -> None:
     async with use(link) as still:
         pass
     assert not still.owes_thaw
+
+
+async def test_a_slow_guest_gets_as_long_to_stand_still_as_for_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given up sooner, a workspace on a slow host could not be put to sleep, although its guest answers everything else."""
+    given: list[float] = []
+
+    async def hold(_channel: Channel, _fence: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        given.append(deadline_s)
+        return {"ok": True, "frozen": True}
+
+    async def ready(_link: GuestLink) -> None:
+        pass
+
+    monkeypatch.setattr(Channel, "hold", hold)
+    monkeypatch.setattr(GuestLink, "_await_ready", ready)
+    assert await GuestLink(cast("Any", None), unresponsive_s=1000.0).stand_still()
+    assert len(given) == 2 and min(given) >= 1000.0
