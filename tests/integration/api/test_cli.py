@@ -400,20 +400,24 @@ def test_forward_serves_until_interrupted(server: FakeServer, demo: Workspace) -
 
 
 def test_down_stops_the_process_that_answers(home: Path, perdure: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says what that process put to sleep: more than was awake when it was asked, if another has begun meanwhile."""
     script = (
         "import asyncio, signal, sys\n"
         "from pathlib import Path\n"
         "from perdure.api.server import ApiServer\n"
         "from perdure.core.config import Settings\n"
+        "from perdure.core.stop import StopReport\n"
         "from tests.fakes.workspaces import fake_services\n"
         "async def serve():\n"
-        "    server = ApiServer(fake_services(Settings(home=Path(sys.argv[1]), listen_port=0))[0])\n"
+        "    settings = Settings(home=Path(sys.argv[1]), listen_port=0)\n"
+        "    server = ApiServer(fake_services(settings)[0])\n"
         "    await server.start()\n"
         "    stop = asyncio.Event()\n"
         "    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)\n"
         "    print('ready', flush=True)\n"
         "    await stop.wait()\n"
         "    await server.stop()\n"
+        "    StopReport(asleep=('demo', 'other')).write(settings.stop_file)\n"
         "asyncio.run(serve())\n"
     )
     root = Path(__file__).parents[3]
@@ -422,7 +426,7 @@ def test_down_stops_the_process_that_answers(home: Path, perdure: Run, monkeypat
         assert process.stdout.readline() == b"ready\n"
         monkeypatch.setenv("PERDURE_HOME", str(home))
         perdure("create demo")
-        assert perdure("down").out == "Stopped; 1 workspace was hibernated.\n"
+        assert perdure("down").out == "Stopped; 2 workspaces were hibernated.\n"
         assert process.wait(60) == 0
     assert "No Perdure server answers" in perdure("down").err
 
