@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.core.errors import NoSpace, PerdureError
 from perdure.sdk import CommandHandle, Workspace
+from tests.contract.guest.escape import ESCAPE, tried
 from tests.e2e.live import Live, attempt, machine_of, serving, shell, until
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -70,6 +72,28 @@ def test_the_kernel_spares_the_agent_when_memory_runs_out(workspace: Workspace) 
     listed = {info.exec_id: info for info in workspace.commands.list()}
     assert listed[watcher.exec_id].outcome is None, "the agent that started it still knows it"
     watcher.kill()
+
+
+def test_who_tries_to_leave_is_frozen_for_a_checkpoint_and_killed_by_a_limit(workspace: Workspace) -> None:
+    """The guest's contract shows that it stands still; here the checkpoint says that everybody did, and the limit gets it."""
+    neighbour = running(workspace, "echo $$; exec sleep 5432")
+    pid = next(iter(neighbour)).text.strip()
+    options: dict[str, Any] = {"user": "root", "run_limit_s": 40.0, "kill_grace_s": 0.2, "background": True}
+    trying = workspace.commands.run(["python3", "-c", ESCAPE, pid], **options)
+    said = b""
+    for output in trying:
+        said += output.data
+        if said.endswith(b"\n"):
+            break
+    report = tried(said)
+    assert len(report.places) == 4 and report.delegated, report
+    assert report.escapes == [] and ".." not in report.group, report
+    assert workspace.checkpoint().quiesced
+    end = trying.wait(timeout=120)
+    assert (end.end, end.exit_code) == ("run-limit", 137)
+    shell(workspace, f"while kill -0 {report.pid}; do sleep 0.1; done")
+    shell(workspace, f"kill -0 {pid}")
+    neighbour.kill()
 
 
 def test_without_python_and_without_room_commands_and_sleep_work(workspace: Workspace) -> None:

@@ -84,6 +84,11 @@ class Tried(NamedTuple):
     delegated: bool
     """It could move to a group that it made below its own."""
 
+    @property
+    def escapes(self) -> list[list[str]]:
+        """Where it was let in, but for its own group and what is below: it may have come back from there since."""
+        return [[namespace, file] for namespace, file in self.wrote if not file.startswith(f"{self.places[-1]}/")]
+
 
 def tried(line: str | bytes) -> Tried:
     fields: dict[str, Any] = json.loads(line)
