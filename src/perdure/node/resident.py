@@ -269,11 +269,22 @@ class Resident:
                     self._owes_thaw = False
                 self._cpu_s = await self.link.cpu_s()
             except PerdureError:  # no answer, or none that an agent in order would give
-                if not self._standing_still and self._clock.monotonic() - heard_at >= self._unresponsive_s:
+                if self._standing_still or self._clock.monotonic() - heard_at < self._unresponsive_s:
+                    continue
+                if not await self._answers_now() and not self._standing_still:
                     self._tell(NodeEventKind.UNRESPONSIVE, f"The agent has not answered for {self._unresponsive_s:g} s.")
                     return
-                continue
             heard_at = self._clock.monotonic()
+
+    async def _answers_now(self) -> bool:
+        """Asked before a guest is failed: when it was this process that stood still (a starved or suspended host), its deadlines
+        have passed although the answers are there."""
+        try:
+            async with asyncio.timeout(self._unresponsive_s / PING_FRACTION):
+                self._cpu_s = await self.link.cpu_s()
+        except (PerdureError, TimeoutError):
+            return False
+        return True
 
     def freeze(self) -> None:
         """The watchdog stopped the process: silence means nothing until ``thaw``."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.core.clock import SystemClock
+from perdure.core.clock import Clock, SystemClock
 from perdure.core.errors import GuestUnresponsive, MachineDied, NoSpace
 from perdure.core.ids import DEFAULT_TENANT, SnapshotId, WorkspaceId
 from perdure.machines.driver import EventKind, MachineEvent, MachineState
@@ -16,6 +16,7 @@ from perdure.node import resident as module
 from perdure.node.resident import Parts, Resident
 from perdure.snapshots.capture import CaptureRequest
 from perdure.wire.node import CaptureMode, CaptureSpec, Identity, NodeEvent, NodeEventKind
+from tests.fakes.clock import FakeClock
 
 
 class StubMachine:
@@ -100,12 +101,12 @@ class StubRun:
 
 
 class World:
-    def __init__(self, unresponsive_s: float = 1000.0) -> None:
+    def __init__(self, unresponsive_s: float = 1000.0, clock: Clock | None = None) -> None:
         self.machine, self.link, self.run = StubMachine(), StubLink(), StubRun()
         self.told: asyncio.Queue[NodeEvent] = asyncio.Queue()
         identity = Identity(WorkspaceId("ws_1"), DEFAULT_TENANT, 3, "demo", "0" * 32)
         parts = Parts(identity, cast("Any", self.machine), cast("Any", self.link), cast("Any", self.run))
-        self.resident = Resident(parts, SystemClock(), unresponsive_s, self.told.put_nowait)
+        self.resident = Resident(parts, clock or SystemClock(), unresponsive_s, self.told.put_nowait)
         self.resident.watch()
 
     async def tell(self, *events: MachineEvent) -> None:
@@ -165,6 +166,31 @@ async def test_a_guest_that_stays_silent_is_unresponsive(error: Exception) -> No
     world = World(unresponsive_s=0.2)
     world.link.error = error
     assert (await world.next())[0] is NodeEventKind.UNRESPONSIVE
+    await world.resident.end(keep_layers=True)
+
+
+async def test_a_host_that_stood_still_does_not_fail_its_guests() -> None:
+    """Deadlines pass while this process is not run at all; asked once more, the guest answers."""
+    clock = FakeClock()
+    world = World(unresponsive_s=0.2, clock=clock)
+    silences = 0
+
+    async def cpu_s() -> float:
+        nonlocal silences
+        world.link.asked.set()
+        if silences == 0:
+            silences += 1
+            clock.advance(1000.0)
+            raise GuestUnresponsive("The deadline passed.")
+        return 1.0
+
+    world.link.cpu_s = cpu_s  # type: ignore[method-assign]
+    for _ in range(4):
+        world.link.asked.clear()
+        async with asyncio.timeout(10):
+            await world.link.asked.wait()
+    assert silences == 1
+    assert world.told.empty()
     await world.resident.end(keep_layers=True)
 
 
