@@ -12,6 +12,7 @@ import pytest
 from perdure.api.server import answers
 from perdure.core.config import Settings
 from perdure.core.stop import StopReport
+from perdure.db.embedded import EmbeddedPostgres
 from perdure.sdk import Workspace
 from perdure.wire.node import MemoryFate
 from tests.e2e.live import DEADLINE_S, Answer, Live, machine_of, serving, shell, until
@@ -84,6 +85,19 @@ def test_a_slow_machine_is_waited_for_and_down_can_be_asked_again(live: Live, wo
     assert ended(first).json == {"pid": pid, "hibernated": 1, "left": []}
     answer = ended(second)
     assert (answer.code, answer.text) == (0, "Stopped; 1 workspace was hibernated."), answer
+    check_kept(live, workspace)
+
+
+def test_a_database_that_is_killed_during_the_stop_costs_nothing(live: Live, workspace: Workspace) -> None:
+    pid, machine = live.pid(), machine_of(live, workspace)
+    os.kill(machine, signal.SIGSTOP)
+    down = live.start("down", "--json")
+    until(lambda: waits(live, pid))
+    postmaster = EmbeddedPostgres(live.home).pid()
+    assert postmaster is not None
+    os.kill(postmaster, signal.SIGKILL)
+    os.kill(machine, signal.SIGCONT)
+    assert ended(down).json == {"pid": pid, "hibernated": 1, "left": []}
     check_kept(live, workspace)
 
 

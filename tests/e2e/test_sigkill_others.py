@@ -77,7 +77,7 @@ def test_down_hibernates_everything_and_wakes_keep_their_memory(place: Place, cl
     stopped = cli(place, "down", "--json")
     assert stopped.returncode == 0, stopped.stderr
     assert '"hibernated": 3' in stopped.stdout
-    assert "not asleep in time" not in place.log_tail(), place.log_tail()
+    assert "was not put to sleep" not in place.log_tail(), place.log_tail()
     assert place.ended() == 0
     assert place.processes() == []
     assert place.groups() == []
