@@ -4,8 +4,10 @@ A layer never names the one below it: the chain is in the manifest or the live r
 a file name inside an image is never followed. ``inspect`` refuses a layer that says otherwise (a VMM that was taken over could
 write one), and knows whether anything was ever written to it.
 
-New layers are written here directly, without ``qemu-img``: version 3, 64 KiB clusters with extended L2 entries, so that a small
-guest write allocates 2 KiB and not a copied cluster. Format: QEMU's docs/interop/qcow2.rst.
+New layers are written here directly, without ``qemu-img``: version 3, clusters of 4 KiB, the block size of the guest's file
+system, so that a small write allocates no more than it writes. Larger clusters with extended L2 entries do as well, but QEMU
+before 8.1 ends with a failed assertion when it reads a half allocated cluster of a layer that is being streamed into; layers of
+that kind, made by earlier releases, are read. Format: QEMU's docs/interop/qcow2.rst.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from perdure.core.files import DISK, Disk, Hole, create_file
 from perdure.core.ids import DiskId
 from perdure.machines.driver import DiskLayer
 
-_CLUSTER_BITS = 16
+_CLUSTER_BITS = 12
 _CLUSTER = 1 << _CLUSTER_BITS
-_L2_COVERS = (_CLUSTER // 16) * _CLUSTER  # an extended L2 entry has 16 bytes
+_L2_COVERS = (_CLUSTER // 8) * _CLUSTER  # an L2 table is one cluster of entries of 8 bytes
+_COUNTS_PER_BLOCK = _CLUSTER // 2  # a refcount has 16 bits
 _EXTENDED_L2 = 1 << 4
+_KINDS = ((_CLUSTER_BITS, 0), (16, _EXTENDED_L2))  # cluster bits and incompatible features
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII8x")
 _STREAMED_BACKING = b"base"  # what block-stream must be told to leave there; given explicit graphs, nobody opens it
-MAX_DISK_BYTES = (_CLUSTER // 8) * _L2_COVERS  # what one cluster of L1 table covers: 2 TiB
+_L1_BYTES_MAX = 8 << 20
+MAX_DISK_BYTES = 2 << 40  # with an L1 table of 8 MiB, of which QEMU takes 32
 
 _READ = 1 << 20
 
@@ -67,13 +72,13 @@ def inspect(path: Path) -> LayerFacts:
             fields = _HEADER.unpack(head)
             magic, version, backing, name_length, bits, virtual, crypt, l1_size, l1_at = fields[:9]
             incompatible = fields[13]
-            if magic != b"QFI\xfb" or version != 3 or bits != _CLUSTER_BITS or not 0 < virtual <= MAX_DISK_BYTES:
+            if magic != b"QFI\xfb" or version != 3 or bits not in dict(_KINDS) or not 0 < virtual <= MAX_DISK_BYTES:
                 raise corrupt(path, "its header is not that of a layer")
             file.seek(backing)
-            if crypt or incompatible != _EXTENDED_L2 or (backing and file.read(name_length) != _STREAMED_BACKING):
+            if crypt or incompatible != dict(_KINDS)[bits] or (backing and file.read(name_length) != _STREAMED_BACKING):
                 raise corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
             file.seek(l1_at)
-            l1 = file.read(min(l1_size * 8, _CLUSTER))
+            l1 = file.read(min(l1_size * 8, _L1_BYTES_MAX))
     except FileNotFoundError as error:
         raise corrupt(path, "the file is missing") from error
     return LayerFacts(virtual, any(l1))
@@ -101,16 +106,19 @@ def size_of(path: Path) -> int:
 
 
 def _empty(virtual_bytes: int) -> list[bytes | Hole]:
-    """Four clusters: header, refcount table, refcount block, and the L1 table as far as it is used."""
+    """Header and refcount table, of one cluster each, refcount blocks, and the L1 table, which is a hole."""
     l1_entries = -(-virtual_bytes // _L2_COVERS)
+    l1_clusters = -(-l1_entries * 8 // _CLUSTER)
+    blocks = -(-(2 + l1_clusters) // (_COUNTS_PER_BLOCK - 1))  # each counts itself, too
+    used = 2 + blocks + l1_clusters
     header = _HEADER.pack(
-        *(b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, virtual_bytes, 0, l1_entries, 3 * _CLUSTER),
-        *(_CLUSTER, 1, 0, 0, _EXTENDED_L2, 0, 0, 4, 112),
+        *(b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, virtual_bytes, 0, l1_entries, (2 + blocks) * _CLUSTER),
+        *(_CLUSTER, 1, 0, 0, 0, 0, 0, 4, 112),
     )
-    table = struct.pack(">Q", 2 * _CLUSTER)
-    block = struct.pack(">4H", 1, 1, 1, 1)
-    clusters = [part for data in (header, table, block) for part in (data, Hole(_CLUSTER - len(data)))]
-    return [*clusters, Hole(-(-l1_entries * 8 // 512) * 512)]
+    table = struct.pack(f">{blocks}Q", *((2 + number) * _CLUSTER for number in range(blocks)))
+    counts = struct.pack(">H", 1) * used
+    parts = [part for data in (header, table) for part in (data, Hole(_CLUSTER - len(data)))]
+    return [*parts, counts, Hole(blocks * _CLUSTER - len(counts)), Hole(l1_clusters * _CLUSTER)]
 
 
 def digest_of(data: bytes) -> str:

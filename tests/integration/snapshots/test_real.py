@@ -214,13 +214,22 @@ async def test_a_killed_machine_wakes_at_its_checkpoints_taken_under_load(node: 
     node.store.verify(SnapshotId("snp_lost"))
 
 
+BUSY = (
+    "while :; do for n in 1 5 9; do dd if=/dev/urandom of=/root/busy bs=4k seek=$((n * 17)) count=1 conv=notrunc,fsync; done;"
+    " echo 1 > /proc/sys/vm/drop_caches; dd if=/root/more of=/dev/null bs=4k skip=3 count=5; done"
+)
+
+
 async def test_frozen_layers_do_not_change_and_a_deep_chain_is_collapsed(node: Node) -> None:
     async with node.awake(None) as awake:
         pid = await keep(awake)
         facts = [await node.snapshot(awake, goes_on=True) for _ in range(6)]
         frozen = {path: checksum(path) for path in node.store.disks.iterdir() if path.stem != awake.run.active_disk}
+        # Small writes and reads past the page cache meet the stream at odd places: QEMU before 8.1 dies of that with other layers.
         await shell(awake, "dd if=/dev/urandom of=/root/more bs=1M count=3 2>/dev/null; sync")
+        await shell(awake, f"({BUSY}) >/dev/null 2>&1 & echo $! > /root/busy.pid")
         await awake.run.collapse(awake.machine, 1)
+        await shell(awake, "kill $(cat /root/busy.pid)")
         assert awake.run.layer_count == 2
         assert {path: checksum(path) for path in frozen} == frozen
         await ask(awake, pid)

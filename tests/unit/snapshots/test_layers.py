@@ -31,6 +31,15 @@ def test_qemu_takes_a_layer_and_finds_nothing_wrong(tmp_path: Path, size: int) -
 
 
 @pytest.mark.qemu
+def test_the_layers_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "layer.qcow2"
+    qemu("qemu-img", "create", "-q", "-f", "qcow2", "-o", "extended_l2=on,cluster_size=64k", path, "1G")
+    assert (inspect(path).virtual_bytes, inspect(path).has_data) == (1 << 30, False)
+    qemu("qemu-io", "-f", "qcow2", "-c", "write -P 5 1M 3072", path)
+    assert inspect(path).has_data
+
+
+@pytest.mark.qemu
 def test_a_larger_layer_reads_zeros_above_the_smaller_one_below(tmp_path: Path) -> None:
     low, high = tmp_path / "low.qcow2", tmp_path / "high.qcow2"
     create_layer(low, 1 << 30)
