@@ -13,6 +13,7 @@ import sys
 
 from perdure.guest.control import Control
 from perdure.guest.files import FileTable
+from perdure.guest.flush import Flusher
 from perdure.guest.loop import Loop
 from perdure.guest.net import Network
 from perdure.guest.port import Port, open_port
@@ -74,11 +75,12 @@ class Agent:
         mux = self._data.mux
         self._execs = ExecTable(self.loop, world, mux, self._on_exec_ended)
         self._execs.adopt_lost(left)
-        self._files = FileTable(self.loop, world.view, mux)
+        self._files = FileTable(self.loop, world.view, mux, self._on_file_work_ended)
+        self._flusher = Flusher(self.loop, world, self._files.hands)
         self._network = Network(self.loop, mux, options.ports)
         self._network.listen(Proxy(self.loop, self._network).serve)
         self._dropped = 0
-        self._control_logic = Control(self.loop, world, self._execs, options.system, self._drop_streams, options.run_dir)
+        self._control_logic = Control(self.loop, world, self._execs, self._flusher, options.system, self._drop_streams)
         self._control_logic.proxy_port = options.ports[1]
         self._control_logic.problems = self._network.problems
         self._control = self._port(options.control_fd, CONTROL_PORT, self._on_control_event)
@@ -104,6 +106,10 @@ class Agent:
 
     def _on_exec_ended(self, exec_id: str) -> None:
         self._control.mux.note({"ev": Note.EXEC_ENDED, "exec_id": exec_id})
+        self._flusher.stir()
+
+    def _on_file_work_ended(self) -> None:
+        self._flusher.stir()
 
     # ------------------------------------------------------------------------------------------------------- data
 
@@ -157,6 +163,7 @@ class Agent:
 
     def _open(self, stream: int, request: dict[str, Any]) -> None:
         op = request.get("op")
+        self._flusher.stir()  # not yet
         if op in _EXEC_OPS:
             self._execs.open(stream, request)
         elif op in _FILE_OPS:

@@ -6,7 +6,6 @@ world only.
 
 from __future__ import annotations
 
-import _thread
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from perdure.guest.execs import Command
+    from perdure.guest.flush import Flusher
     from perdure.guest.loop import Loop
     from perdure.guest.repair import System
     from perdure.guest.table import ExecTable
@@ -48,16 +48,16 @@ class Control:
         loop: Loop,
         world: World,
         execs: ExecTable,
+        flusher: Flusher,
         system: System,
         drop_streams: Callable[[], int],
-        run_dir: str,
     ) -> None:
         self._loop = loop
         self._world = world
         self._execs = execs
+        self._flusher = flusher
         self._system = system
         self._drop_streams = drop_streams
-        self._run_dir = run_dir
         self._instance = os.urandom(8).hex()
         self._generation = 0
         self.proxy_port = 0
@@ -92,7 +92,7 @@ class Control:
     # -------------------------------------------------------------------------------------------------- handshake
 
     def _hello(self, _request: dict[str, Any], reply: Reply) -> None:
-        root_problem = read_file(f"{self._run_dir}/root-problem").strip()
+        root_problem = read_file(f"{self._world.run_dir}/root-problem").strip()
         if not root_problem and not os.path.isdir(f"{self._world.root}/etc"):
             root_problem = "The workspace's root has no /etc: its disk is empty, damaged or not mounted."
         received = self._system.wall_ns()
@@ -130,6 +130,7 @@ class Control:
             return
 
         def identified(message: dict[str, Any] | None) -> None:
+            self._flusher.worked()
             if message is not None:
                 answer["failed"] += message.get("failed") or [message["message"]] if "ok" not in message else message["failed"]
                 answer["host_keys"] = bool(message.get("host_keys"))
@@ -149,6 +150,7 @@ class Control:
             self._repair(answer, "ssh host keys", lambda: self._execs.run(keys, lambda _command: None))
         answer["wall_ns"] = self._system.wall_ns()
         reply(answer)
+        self._flusher.stir()  # to be thawed takes processes time, and nobody can tell whether they used it to write
 
     @staticmethod
     def _repair(answer: dict[str, Any], what: str, repair_it: Callable[[], None]) -> None:
@@ -218,16 +220,11 @@ class Control:
         worker.start(self._loop, root, work, on_message)
 
     def _sync(self, _request: dict[str, Any], reply: Reply) -> None:
-        """In a thread: a hibernation waits for this, and forking a worker costs an emulated guest more than a small sync."""
-
-        def flush() -> None:
-            os.sync()
-            self._loop.post(lambda: reply({"ok": True}))
-
-        _thread.start_new_thread(flush, ())
+        self._flusher.flush(lambda: reply({"ok": True}))
 
     def _grow_disk(self, _request: dict[str, Any], reply: Reply) -> None:
         root = self._world.root
+        self._flusher.worked()
         self._in_worker(lambda talk: _grow(talk, root), reply)
 
     def _power_off(self, _request: dict[str, Any], reply: Reply) -> None:

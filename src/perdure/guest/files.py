@@ -12,6 +12,7 @@ from perdure.wire.guest.ops import PATH_MAX, Code, Op
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from perdure.guest.loop import Loop
@@ -24,8 +25,9 @@ _AHEAD_BYTES = 4 * DATA_MAX
 class FileTable:
     """The streams that are about files."""
 
-    def __init__(self, loop: Loop, root: str, mux: Mux) -> None:
+    def __init__(self, loop: Loop, root: str, mux: Mux, on_ended: Callable[[], None]) -> None:
         self.mux = mux
+        self.on_ended = on_ended
         self.hands = Hands(loop, root, WORKS)
         self.jobs: dict[int, _Job] = {}
 
@@ -100,6 +102,7 @@ class _Job:
             self._table.hands.give(self._hand)
             self._table.jobs.pop(stream, None)
             mux.eof(stream)
+            self._table.on_ended()
 
     def on_data(self, data: bytes | memoryview) -> None:
         self._mux.consumed(self._stream, len(data))

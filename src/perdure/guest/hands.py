@@ -106,7 +106,7 @@ class Hand:
 
 
 class Hands:
-    """All of them. ``busy`` counts those that hang, too: they end when what they wait for does."""
+    """All of them. Those that hang count, too: they end when what they wait for does."""
 
     def __init__(self, loop: Loop, root: str, works: dict[str, Work]) -> None:
         self._loop = loop
@@ -114,9 +114,17 @@ class Hands:
         self._works = works
         self._idle: list[Hand] = []
         self._alive = 0
+        self.begun = 0
+        """Operations so far."""
+
+    @property
+    def busy(self) -> int:
+        """Hands that work, those whose operation nobody waits for any more too."""
+        return self._alive - len(self._idle)
 
     def take(self) -> Hand:
         """One that waits, or a new one. Raises Refusal when too many are busy."""
+        self.begun += 1
         if self._idle:
             return self._idle.pop()
         if self._alive >= _MOST:

@@ -129,7 +129,7 @@ class World:
         self.root = root
         self._loop = loop
         self._cgroup = cgroup
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._on_halt = on_halt
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.view = root
@@ -161,8 +161,8 @@ class World:
     # ------------------------------------------------------------------------------------------------ namespaces
 
     def _enter_namespaces(self) -> None:
-        os.makedirs(self._run_dir, exist_ok=True)
-        record = f"{self._run_dir}/user-init"
+        os.makedirs(self.run_dir, exist_ok=True)
+        record = f"{self.run_dir}/user-init"
         pid = int(read_file(record) or 0)
         if not pid or read_file(f"/proc/{pid}/comm").strip() != _REAPER_NAME:
             pid = self._start_reaper()
