@@ -1,9 +1,10 @@
 """Guest RAM of a running VMM process, read and written from the host.
 
 ``/proc/PID/pagemap`` (Linux: Documentation/admin-guide/mm/pagemap.rst) tells which pages of the private mapping are no longer
-the base file's: present or swapped, and not a file page. Their bytes are read with process_vm_readv, many scattered pages per
-call, and written through ``/proc/PID/mem``, whose descriptor stays bound to this process even when it dies and its number is
-taken by another. Both need the rights of a tracer, which a parent of the same user has.
+the base file's: present or swapped, and not a file page. Their bytes are read with process_vm_readv and written with
+process_vm_writev, many scattered pages per call, for each call also hands over the interpreter's lock. Before and after it the
+process is asked for by its pidfd: a number is given to another only after 32,000 more processes. All this needs the rights of a
+tracer, which a parent of the same user has.
 
 Page numbers are offsets into the RAM file divided by 4096: one backend is mapped once, whatever holes the guest sees.
 """
@@ -31,23 +32,17 @@ _FILE_PAGE = np.uint64(1 << 61)  # file-mapped or shared anonymous
 
 _IOV_MAX = 1024  # iovecs per system call (UIO_MAXIOV)
 _PAGEMAP_CHUNK = 1 << 20  # bytes of pagemap per read: 512 MiB of guest RAM
-_READ_PAGES_MAX = 65536  # pages per round of calls: 256 MiB
-_READ_PAGES_MIN = 1024  # pages below which another thread is not worth its while
+_MOVED_PAGES_MAX = 65536  # pages per call: 256 MiB, where the kernel moves at most 2 GiB
+_SHARE_PAGES_MIN = 1024  # pages below which another thread is not worth its while
 _ZEROS_PAGES = 256  # pages of zeros kept for clearing runs
 
 _THREADS = min(4, os.cpu_count() or 1)
 _readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-memory")
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.process_vm_readv.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
+for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
+    _call.restype = ctypes.c_ssize_t
+    _call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 
 
 class ProcessMemory:
@@ -117,13 +112,13 @@ class ProcessMemory:
         self._check(pages)
         content = room[: len(pages)] if room is not None and len(room) >= len(pages) else make_room(len(pages), ahead=False)
         with self._in_use():
-            # The vCPUs stand still, so there is a processor for each thread; slices, because a call moves at most 2 GiB.
-            share = min(_READ_PAGES_MAX, max(_READ_PAGES_MIN, -(-len(pages) // _THREADS)))
-            starts = range(0, len(pages), share)
-            for _ in _readers.map(
-                lambda at: self._read_slice(pages[at : at + share], content.ctypes.data + at * PAGE_SIZE), starts
-            ):
-                pass
+            # The vCPUs stand still, so there is a processor for each thread.
+            share = max(_SHARE_PAGES_MIN, -(-len(pages) // _THREADS))
+
+            def read(at: int) -> None:
+                self._move(_libc.process_vm_readv, pages[at : at + share], content.ctypes.data + at * PAGE_SIZE)
+
+            list(_readers.map(read, range(0, len(pages), share)))
         # The number could have passed to another process only after ours died, and then this says so.
         if not self._is_alive():
             raise MachineDied("The virtual machine ended while its memory was read.")
@@ -135,14 +130,13 @@ class ProcessMemory:
             raise InvalidRequest(f"page content of shape {content.shape} does not belong to {len(pages)} pages")
         if len(pages) == 0:
             return
-        flat = memoryview(np.ascontiguousarray(content).data).cast("B")
-        starts, lengths = coalesce(pages)
-        done = 0
+        content = np.ascontiguousarray(content)
         with self._in_use():
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-                size = length * PAGE_SIZE
-                self._write(flat[done : done + size], self._address + start * PAGE_SIZE)
-                done += size
+            if not self._is_alive():
+                raise MachineDied("The virtual machine has ended.")
+            self._move(_libc.process_vm_writev, pages, content.ctypes.data)
+        if not self._is_alive():
+            raise MachineDied("The virtual machine ended while its memory was written.")
 
     def write_zeros(self, pages: PageNumbers) -> None:
         self._check(pages)
@@ -154,7 +148,12 @@ class ProcessMemory:
                     count = min(_ZEROS_PAGES, start + length - at)
                     self._write(zeros[: count * PAGE_SIZE], self._address + at * PAGE_SIZE)
 
-    def _read_slice(self, pages: PageNumbers, local_at: int) -> None:
+    def _move(self, call: Callable[..., int], pages: PageNumbers, local_at: int) -> None:
+        """Copy between scattered pages of the machine and one piece of ours, many per system call."""
+        for at in range(0, len(pages), _MOVED_PAGES_MAX):
+            self._move_some(call, pages[at : at + _MOVED_PAGES_MAX], local_at + at * PAGE_SIZE)
+
+    def _move_some(self, call: Callable[..., int], pages: PageNumbers, local_at: int) -> None:
         starts, lengths = coalesce(pages)
         for i in range(0, len(starts), _IOV_MAX):
             remote = np.empty((len(starts[i : i + _IOV_MAX]), 2), dtype=np.uint64)
@@ -162,12 +161,12 @@ class ProcessMemory:
             remote[:, 1] = lengths[i : i + _IOV_MAX] * np.uint64(PAGE_SIZE)
             total = int(remote[:, 1].sum())
             local = np.array([[local_at, total]], dtype=np.uint64)
-            got = _libc.process_vm_readv(self._pid, local.ctypes.data, 1, remote.ctypes.data, len(remote), 0)
+            got = call(self._pid, local.ctypes.data, 1, remote.ctypes.data, len(remote), 0)
             if got != total:
                 reason = os.strerror(ctypes.get_errno()) if got < 0 else f"{got} of {total} bytes came"
                 if not self._is_alive():
-                    raise MachineDied("The virtual machine ended while its memory was read.", internal=reason)
-                raise MachineFailed("The virtual machine's memory cannot be read.", internal=reason)
+                    raise MachineDied("The virtual machine ended while its memory was copied.", internal=reason)
+                raise MachineFailed("The virtual machine's memory cannot be copied.", internal=reason)
             local_at += total
 
     def _write(self, data: memoryview, address: int) -> None:

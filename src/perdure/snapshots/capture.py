@@ -15,6 +15,7 @@ Order of a restore: disk and memory first, device state last; loading checks the
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.layers import layer
 from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, LiveRecord, Manifest, MemoryFacts
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, Recorded, load, record
+from perdure.snapshots.pagelog import BaseRam, Recorded, Rehearsal, record, rehearse, restore
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore, process_started
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -47,6 +48,8 @@ LIVE_SHARE = 0.5
 GARBAGE_BYTES_MIN = 1 << 20
 #: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
 ROOM_TO_SPARE_PAGES = 2048
+#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part.
+REHEARSED_PAGES_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class MachineRun:
         self._writer: SegmentWriter | None = None
         self._busy = False
         self._room: Pages | None = None  # for the next capture's copy
+        self._rehearsal: Rehearsal | None = None
         self._pending: Captured | None = None  # captured, not yet committed
         self._changing = asyncio.Lock()  # the live record
         self._pins = self._pinned
@@ -143,14 +147,14 @@ class MachineRun:
             await self._record(replace(self._live, pid=pid, pid_started=process_started(pid)))
 
     async def ready(self, machine: Machine, snapshot_id: SnapshotId, *, goes_on: bool = True) -> None:
-        """Before the pause: make the snapshot's directory, room for the copy and, for a checkpoint, the layer to switch to.
+        """Before the pause: make the snapshot's directory and, for a checkpoint, room for the copy and the layer to switch to.
 
         Intent first: the record names the layer before it exists, so that no crash leaves one that nobody knows.
         """
         await asyncio.to_thread(self.store.make_snapshot_dir, snapshot_id)
-        self._room = await asyncio.to_thread(_room_for, machine.memory)
         if not goes_on:
             return
+        self._room = await asyncio.to_thread(_room_for, machine.memory.written_pages())
         async with self._changing:
             if self._next is None:
                 disk_id = mint_disk()
@@ -207,9 +211,18 @@ class MachineRun:
         timings["devices"] = _ms(loading)
         return timings
 
+    async def rehearse(self, machine: Machine, enough: threading.Event) -> None:
+        """Before a hibernation's capture: make room for the copy, and do of ``commit`` what can be done beforehand, until it is
+        ``enough``. The caller waits for the whole of it, and the guest has to flush its disk and to stand still meanwhile."""
+        pages = await asyncio.to_thread(machine.memory.written_pages)
+        self._room = await asyncio.to_thread(_room_for, pages)
+        if len(pages) <= REHEARSED_PAGES_MAX:
+            held_against = self.store.segments, self._index, self.spec.base.ram
+            self._rehearsal = await asyncio.to_thread(rehearse, *held_against, machine.memory, pages, enough)
+
     def discard(self, snapshot_id: SnapshotId) -> None:
         """Undo ``ready``, when no capture follows it, or what a failed capture left."""
-        self._room = None
+        self._room = self._rehearsal = None
         self.store.discard(snapshot_id)
 
     async def capture(self, machine: Machine, request: CaptureRequest) -> Captured:
@@ -266,7 +279,7 @@ class MachineRun:
                 self.store.discard(captured.request.snapshot_id)
                 raise
             finally:
-                self._pending = None
+                self._pending = self._rehearsal = None
             self._index, self._parent = index, captured.request.snapshot_id
             if self._writer is not None and self._writer.size > SEGMENT_BYTES_MAX:
                 self._seal()
@@ -280,7 +293,7 @@ class MachineRun:
             devices = beside.submit(_device_fact, captured.directory / DEVICES, self.store.disk)
             recorded = record(
                 self.store.segments,
-                self._index,
+                self._rehearsal if self._rehearsal is not None and self._rehearsal.last is self._index else self._index,
                 base.ram,
                 (captured.pages, captured.content),
                 writer,
@@ -366,9 +379,9 @@ def create_overlay(store: SnapshotStore, disk_id: DiskId, disk_gib: int) -> None
     store.disk.sync_dir(store.disks)
 
 
-def _room_for(memory: GuestMemory) -> Pages:
+def _room_for(pages: PageNumbers) -> Pages:
     """For the pages written so far, and some that the guest writes until it stands still."""
-    return make_room(len(memory.written_pages()) + ROOM_TO_SPARE_PAGES, ahead=True)
+    return make_room(len(pages) + ROOM_TO_SPARE_PAGES, ahead=True)
 
 
 def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages]:
@@ -387,8 +400,7 @@ def _write_memory(memory: GuestMemory, segments: Path, index: PageIndex, base: B
         memory.write_pages(stale, base.read(stale))
     if len(index.zeros):
         memory.write_zeros(index.zeros)
-    for pages, content in load(segments, index, base):
-        memory.write_pages(pages, content)
+    restore(segments, index, base, memory)
 
 
 def _device_fact(path: Path, disk: Disk = DISK) -> FileFact:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,8 +25,9 @@ import numpy.typing as npt
 
 from perdure.core.errors import CorruptSnapshot, InvalidRequest
 from perdure.core.ids import SegmentId
-from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
-from perdure.snapshots.pageindex import U8, Frames, PageIndex
+from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
+from perdure.machines.pageroom import make_room
+from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.segments import (
     FRAME_PAGES,
     SPARSE_WORDS,
@@ -44,7 +46,9 @@ from perdure.snapshots.segments import (
 BATCH_PAGES = 256
 _FRAMES_PER_COMPARE = 4
 _FRAMES_PER_LOAD = 16
+_FRAMES_PER_RESTORE = 4
 _FRAMES_PER_WRITE = 16
+REHEARSED_AT_ONCE = 1024
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -99,6 +103,17 @@ class SegmentReaders:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Pages as they were a moment before the machine stood still, and which were as in the index ``last``. One that still has
+    these bytes is unchanged: to see that takes a fraction of decoding what is stored of it."""
+
+    last: PageIndex
+    pages: PageNumbers
+    content: Pages
+    same: Mask
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """What one ``record`` did. Bytes are as stored, frame heads included."""
 
@@ -122,9 +137,23 @@ def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = Tru
             yield index.pages[batch], waiting.popleft().result()
 
 
+def restore(directory: Path, index: PageIndex, base: BaseRam, memory: GuestMemory) -> None:
+    """Write the located pages of an index into a machine; each thread decodes and writes. Zero pages are not among them.
+
+    Raises CorruptSnapshot naming the segment when a checksum does not hold; memory then holds a part.
+    """
+    with SegmentReaders(directory) as readers:
+        readers.open_all(index.frames.ids)
+
+        def write(positions: Rows) -> None:
+            memory.write_pages(index.pages[positions], _read(readers, index, positions, base, True))
+
+        list(_threads.map(write, _by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_RESTORE)))
+
+
 def record(
     directory: Path,
-    last: PageIndex,
+    last: PageIndex | Rehearsal,
     base: BaseRam,
     captured: tuple[PageNumbers, Pages],
     writer: SegmentWriter,
@@ -137,8 +166,12 @@ def record(
     durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
     """
     written, content = captured
+    known = np.zeros(len(written), bool)
+    if isinstance(last, Rehearsal):
+        known = _as_rehearsed(last, written, content)
+        last = last.last
     last = _without(last, leave)
-    unchanged, kept = _unchanged(directory, last, base, written, content)
+    unchanged, kept = _unchanged(directory, last, base, captured, known)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
     parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
@@ -149,6 +182,21 @@ def record(
         chunks += _chunks(rows, sparse=sparse)
     appended = _append(written, content, chunks, base, writer)
     return Recorded(_joined(last, kept, zeros, appended), len(appended.pages), sum(appended.lengths))
+
+
+def rehearse(
+    directory: Path, last: PageIndex, base: BaseRam, running: GuestMemory, pages: PageNumbers, enough: threading.Event
+) -> Rehearsal:
+    """Compare these pages of a running machine with ``last``, until it is enough. They may change while they are copied: what
+    counts is the copy."""
+    room = make_room(len(pages), ahead=False)
+    same, done = np.zeros(len(pages), bool), 0
+    while done < len(pages) and not enough.is_set():
+        some = slice(done, done + REHEARSED_AT_ONCE)
+        content = running.read_pages(pages[some], room[some])
+        same[some], _ = _unchanged(directory, last, base, (pages[some], content), np.zeros(len(content), bool))
+        done += len(content)
+    return Rehearsal(last, pages[:done], room[:done], same[:done])
 
 
 def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozenset[SegmentId], writer: SegmentWriter) -> PageIndex:
@@ -187,12 +235,35 @@ def _by_frame(index: PageIndex, positions: Rows, frames: int) -> list[Rows]:
     return [np.sort(group) for group in np.split(order, begins[frames::frames])] if len(order) else []
 
 
-def _unchanged(directory: Path, last: PageIndex, base: BaseRam, written: PageNumbers, content: Pages) -> tuple[Mask, Rows]:
-    """Which captured pages are as they were, and their positions in the last index. Each frame is read once."""
+def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) -> Mask:
+    """Which captured pages are as they were in the rehearsal, and so as in the last index."""
+    _, here, there = np.intersect1d(written, rehearsal.pages, assume_unique=True, return_indices=True)
+    here, there = here[rehearsal.same[there]], there[rehearsal.same[there]]
+    same = np.zeros(len(written), bool)
+
+    def compare(at: int) -> None:
+        rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
+        same[rows] = _same_rows(content[rows], rehearsal.content[before])
+
+    list(_threads.map(compare, range(0, len(here), BATCH_PAGES)))
+    return same
+
+
+def _same_rows(some: Pages, others: Pages) -> Mask:
+    equal: Mask = (some.view(np.uint64) == others.view(np.uint64)).all(axis=1)
+    return equal
+
+
+def _unchanged(
+    directory: Path, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], known: Mask
+) -> tuple[Mask, Rows]:
+    """Which captured pages are as they were, and their positions in the last index. Each frame is read once at most; of pages
+    that are ``known`` to be so nothing is."""
+    written, content = captured
     found, at = last.find(written)
     row_of = np.zeros(len(last.pages), np.intp)
     row_of[at[found]] = np.flatnonzero(found)
-    same = np.zeros(len(written), bool)
+    same = found & known
 
     def compare(positions: Rows) -> None:
         try:
@@ -200,11 +271,11 @@ def _unchanged(directory: Path, last: PageIndex, base: BaseRam, written: PageNum
         except CorruptSnapshot:
             return  # what cannot be read is written anew: the log mends itself
         rows = row_of[positions]
-        same[rows] = (content[rows].view(np.uint64) == before.view(np.uint64)).all(axis=1)
+        same[rows] = _same_rows(content[rows], before)
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
-        for _ in _threads.map(compare, _by_frame(last, at[found], _FRAMES_PER_COMPARE)):
+        for _ in _threads.map(compare, _by_frame(last, at[found & ~known], _FRAMES_PER_COMPARE)):
             pass
     return same, at[same]
 
@@ -296,22 +367,21 @@ def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended
 def _read(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
     """Content of the index's pages at these positions. Each frame is read once."""
     out = np.empty((len(positions), PAGE_SIZE), np.uint8)
-    frame, slot, pages = index.frame[positions], index.slot[positions], index.pages[positions]
-    order = np.argsort(frame, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(frame[order])) + 1) if len(order) else ():
-        _read_frame(readers, index.frames, int(frame[rows[0]]), base, (pages[rows], slot[rows], rows, verify), out)
+    for rows in _rows_by_frame(index, positions):
+        out[rows] = _read_frame(readers, index, positions[rows], base, verify)
     return out
 
 
-def _read_frame(
-    readers: SegmentReaders,
-    frames: Frames,
-    number: int,
-    base: BaseRam,
-    wanted: tuple[PageNumbers, U8, Rows, bool],
-    out: Pages,
-) -> None:
-    pages, slots, rows, verify = wanted
+def _rows_by_frame(index: PageIndex, positions: Rows) -> list[Rows]:
+    frame = index.frame[positions]
+    order = np.argsort(frame, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(frame[order])) + 1) if len(order) else []
+
+
+def _read_frame(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
+    """Content of the index's pages at these positions, all of one frame."""
+    frames, number = index.frames, int(index.frame[positions[0]])
+    pages, slots = index.pages[positions], index.slot[positions]
     name = frames.ids[frames.segment[number]]
     frame = readers[name].frame(int(frames.offset[number]), int(frames.length[number]))
     where = segment_file(name)
@@ -328,4 +398,4 @@ def _read_frame(
             f"The stored pages in {where} are damaged: a page's checksum does not hold.",
             hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
         )
-    out[rows] = content
+    return content
