@@ -225,7 +225,7 @@ async def test_frozen_layers_do_not_change_and_a_deep_chain_is_collapsed(node: N
         pid = await keep(awake)
         facts = [await node.snapshot(awake, goes_on=True) for _ in range(6)]
         frozen = {path: checksum(path) for path in node.store.disks.iterdir() if path.stem != awake.run.active_disk}
-        # Small writes and reads past the page cache meet the stream at odd places: QEMU before 8.1 dies of that with other layers.
+        # Small writes and reads past the page cache meet the stream at odd places: QEMU 7.2 died of that with other layers.
         await shell(awake, "dd if=/dev/urandom of=/root/more bs=1M count=3 2>/dev/null; sync")
         await shell(awake, f"({BUSY}) >/dev/null 2>&1 & echo $! > /root/busy.pid")
         await awake.run.collapse(awake.machine, 1)
