@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,13 @@ def _rank(item: pytest.Item) -> tuple[int, bool]:
     parts = item.path.relative_to(ROOT / "tests").parts
     suite = SUITES.index(parts[0]) if parts[0] in SUITES else len(SUITES)
     return suite, item.get_closest_marker("qemu") is not None
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background ignores these for them, and programs that they start would inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
