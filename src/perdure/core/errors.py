@@ -6,6 +6,7 @@
     ├── Unauthenticated       no key, or one that is not known
     ├── Forbidden             known, but not allowed (Host or Origin included)
     ├── NotFound              nothing of that name for this caller
+    │   └── Shredded          the key of what was stored has been thrown away on purpose
     ├── Conflict              the thing exists or is in a state that refuses the call
     │   ├── AlreadyExists
     │   └── StaleGeneration   the caller acts on an incarnation that is gone
@@ -25,11 +26,13 @@
 Every error has a stable ``code``, an HTTP status, a public sentence (what happened and why), a ``hint`` (what to
 do) and three booleans that a caller's retry loop can trust: ``retryable`` (nothing was done, the same call may
 succeed), ``ambiguous`` (it may have been done), ``gone`` (the thing will not come back). ``internal`` is for logs
-only and is never rendered to a caller.
+only and is never rendered to a caller. ``details`` are facts that a program may act on, by name; most errors have none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 
@@ -42,6 +45,7 @@ class PerdureError(Exception):
     ambiguous: bool = False
     gone: bool = False
     default_hint: ClassVar[str] = ""
+    details: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, *, hint: str | None = None, internal: str = "", ambiguous: bool | None = None) -> None:
         super().__init__(message)
@@ -53,7 +57,7 @@ class PerdureError(Exception):
 
     def public(self) -> dict[str, Any]:
         """The ``error`` object of an API answer or of the CLI's stderr."""
-        return {
+        told: dict[str, Any] = {
             "code": self.code,
             "message": self.message,
             "hint": self.hint,
@@ -61,6 +65,9 @@ class PerdureError(Exception):
             "ambiguous": self.ambiguous,
             "gone": self.gone,
         }
+        if self.details:
+            told["details"] = dict(self.details)
+        return told
 
 
 class InvalidRequest(PerdureError):
@@ -86,6 +93,12 @@ class Forbidden(PerdureError):
 class NotFound(PerdureError):
     code = "not_found"
     status = 404
+
+
+class Shredded(NotFound):
+    code = "shredded"
+    status = 410
+    gone = True
 
 
 class Conflict(PerdureError):
@@ -156,11 +169,26 @@ class RestoreFailed(MachineFailed):
 
 
 class CorruptData(PerdureError):
+    """``file`` is the damaged or missing file by its name below the store or the image directory, where it is known."""
+
     code = "corrupt_data"
+
+    def __init__(self, message: str, *, file: str = "", hint: str | None = None, internal: str = "") -> None:
+        super().__init__(message, hint=hint, internal=internal)
+        self.file = file
+        if file:
+            self.details = {"file": file}
 
 
 class CorruptSnapshot(CorruptData):
+    """The control plane adds to ``details``: ``snapshot_id`` (the damaged one), ``ancestor`` (the newest intact one before it,
+    by its id) and ``disk`` (``intact`` or ``damaged``: of the damaged one's disk)."""
+
     code = "corrupt_snapshot"
+    default_hint = (
+        "Wake the workspace from an earlier snapshot (perdure recover NAME --how rewind) or boot its disk without its memory "
+        "(--how disk-boot)."
+    )
 
 
 def error_classes() -> dict[str, type[PerdureError]]:

@@ -13,6 +13,7 @@ that kind, made by earlier releases, are read. Format: QEMU's docs/interop/qcow2
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,16 +85,20 @@ def inspect(path: Path) -> LayerFacts:
     return LayerFacts(virtual, any(l1))
 
 
-def checksum(path: Path) -> str:
-    """xxh3_128 of a file's content in hex. Raises CorruptSnapshot when it is missing."""
+def checksum(path: Path, told: Callable[[int], None] | None = None) -> str:
+    """xxh3_128 of a file's content in hex. Raises CorruptSnapshot when it is missing. ``told`` hears of each part's bytes."""
     digest = xxhash.xxh3_128()
     try:
         with path.open("rb", buffering=0) as file:
             buffer = memoryview(bytearray(_READ))
             while count := file.readinto(buffer):
                 digest.update(buffer[:count])
+                if told is not None:
+                    told(count)
     except FileNotFoundError as error:
         raise corrupt(path, "the file is missing") from error
+    except OSError as error:
+        raise corrupt(path, f"it cannot be read ({error.strerror})") from error
     return digest.hexdigest()
 
 
@@ -129,7 +134,5 @@ def digest_of(data: bytes) -> str:
 def corrupt(path: Path, why: str) -> CorruptSnapshot:
     """The error that names a damaged file."""
     return CorruptSnapshot(
-        f"The stored file {path.name} is damaged: {why}.",
-        hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind).",
-        internal=str(path),
+        f"The stored file {path.name} is damaged: {why}.", file=f"{path.parent.name}/{path.name}", internal=str(path)
     )

@@ -170,6 +170,11 @@ class LiveRecord:
             return LiveRecord(**raw)
 
 
+def is_as_written(data: bytes) -> bool:
+    """Whether a record that can be read is so to the last byte; its checksum is over what it says, not over how it is spelt."""
+    return json.dumps(json.loads(data), indent=1).encode() + b"\n" == data
+
+
 def explain_mismatch(manifest: Manifest, parts: Mapping[str, str]) -> str:
     """Which parts of the fingerprint differ between a snapshot and this host, for a person: "qemu: 7.2.22 is now 10.0.2"."""
     before = manifest.memory.fingerprint_parts if manifest.memory else {}
@@ -188,10 +193,7 @@ class _Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
-            raise CorruptSnapshot(
-                f"The record {self._name} is damaged: {error}.",
-                hint="Wake the workspace from an earlier snapshot or boot its disk (perdure recover).",
-            ) from error
+            raise CorruptSnapshot(f"The record {self._name} is damaged: {error}.", file=self._name) from error
 
 
 def _plain(value: Any) -> Any:

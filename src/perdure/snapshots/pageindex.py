@@ -139,10 +139,7 @@ class PageIndex:
         try:
             return _decode(data)
         except (ValueError, KeyError, TypeError, IndexError, struct.error, zstandard.ZstdError) as error:
-            raise CorruptSnapshot(
-                f"The memory index {name} is damaged: {error}.",
-                hint="Wake the workspace from an earlier snapshot or boot its disk (perdure recover).",
-            ) from error
+            raise CorruptSnapshot(f"The memory index {name} is damaged: {error}.", file=name) from error
 
 
 def _decode(data: bytes) -> PageIndex:

@@ -35,6 +35,7 @@ from perdure.snapshots.segments import (
     EncodedFrame,
     SegmentReader,
     SegmentWriter,
+    corrupt,
     decode_pages,
     encode_frame,
     needs_base,
@@ -386,16 +387,13 @@ def _read_frame(readers: SegmentReaders, index: PageIndex, positions: Rows, base
     frame = readers[name].frame(int(frames.offset[number]), int(frames.length[number]))
     where = segment_file(name)
     if int(slots.max()) >= len(frame.pages) or not np.array_equal(frame.pages[slots], pages):
-        raise CorruptSnapshot(f"The stored pages in {where} are damaged: a frame holds other pages than its index says.")
+        raise corrupt(where, "a frame holds other pages than its index says")
     below = base.read(frame.pages) if needs_base(frame.codec) else base.pages[:0]
     content, hashes = decode_pages(frame, below, where), frame.hashes
     if len(slots) < len(frame.pages):
         content, hashes = content[slots], hashes[slots]
     elif not np.array_equal(slots, np.arange(len(slots))):
-        raise CorruptSnapshot(f"The stored pages in {where} are damaged: a frame's pages are out of order.")
+        raise corrupt(where, "a frame's pages are out of order")
     if verify and not np.array_equal(page_hashes(content), hashes):
-        raise CorruptSnapshot(
-            f"The stored pages in {where} are damaged: a page's checksum does not hold.",
-            hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
-        )
+        raise corrupt(where, "a page's checksum does not hold")
     return content

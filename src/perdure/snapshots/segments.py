@@ -108,16 +108,16 @@ def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) 
 def decode_head(data: memoryview, where: str) -> Frame:
     """Check a frame's head; raises CorruptSnapshot naming ``where``."""
     if len(data) < _FRAME_HEADER:
-        raise _corrupt(where, "it ends too early")
+        raise corrupt(where, "it ends too early")
     magic, count, codec, _, payload_bytes, _ = _FRAME.unpack_from(data)
     tables_end = _FRAME_HEADER + _aligned(12 * count)
     if magic != _FRAME_MAGIC or not 0 < count <= FRAME_PAGES or len(data) < tables_end + payload_bytes:
-        raise _corrupt(where, "a frame has no valid head")
+        raise corrupt(where, "a frame has no valid head")
     (check,) = struct.unpack_from("<Q", data, _FRAME.size)
     digest = xxhash.xxh3_64(data[: _FRAME.size])
     digest.update(data[_FRAME_HEADER:tables_end])
     if digest.intdigest() != check or codec not in list(Codec):
-        raise _corrupt(where, "a frame's checksum does not hold")
+        raise corrupt(where, "a frame's checksum does not hold")
     hashes = np.frombuffer(data, "<u8", count, _FRAME_HEADER)
     pages = np.frombuffer(data, "<u4", count, _FRAME_HEADER + 8 * count)
     return Frame(Codec(codec), pages, hashes, data[tables_end : tables_end + payload_bytes])
@@ -132,7 +132,7 @@ def decode_pages(frame: Frame, base: Pages, where: str) -> Pages:
     try:
         return _unpack(frame, base, count)
     except (ValueError, zstandard.ZstdError) as error:
-        raise _corrupt(where, "a frame cannot be decoded") from error
+        raise corrupt(where, "a frame cannot be decoded") from error
 
 
 def needs_base(codec: Codec) -> bool:
@@ -201,20 +201,36 @@ class SegmentReader:
 
     def __init__(self, directory: Path, segment_id: SegmentId) -> None:
         self.name = segment_file(segment_id)
+        self._fd = -1
         try:
             self._fd = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
+            header = os.pread(self._fd, _SEGMENT_HEADER, 0)
         except FileNotFoundError as error:
-            raise _corrupt(self.name, "the file is missing") from error
-        header = os.pread(self._fd, _SEGMENT_HEADER, 0)
+            raise corrupt(self.name, "the file is missing") from error
+        except OSError as error:
+            self.close()
+            raise corrupt(self.name, f"it cannot be read ({error.strerror})") from error
         if header[: len(_MAGIC)] != _MAGIC or header[len(_MAGIC) :].rstrip(b"\0") != segment_id.encode():
             self.close()
-            raise _corrupt(self.name, "its header is not that of this segment")
+            raise corrupt(self.name, "its header is not that of this segment")
 
     def frame(self, offset: int, length: int) -> Frame:
-        data = os.pread(self._fd, length, offset)
+        return decode_head(memoryview(self.stored(offset, length)), self.name)
+
+    def stored(self, offset: int, length: int) -> bytes:
+        """A frame as it is in the file."""
+        try:
+            data = os.pread(self._fd, length, offset)
+        except OSError as error:
+            raise corrupt(self.name, f"it cannot be read ({error.strerror})") from error
         if len(data) != length:
-            raise _corrupt(self.name, "it ends too early")
-        return decode_head(memoryview(data), self.name)
+            raise corrupt(self.name, "it ends too early")
+        return data
+
+    def check_end(self, end: int) -> None:
+        """Raises CorruptSnapshot when the file is shorter than what a snapshot needs of it."""
+        if os.fstat(self._fd).st_size < end:
+            raise corrupt(self.name, "it ends too early")
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -260,8 +276,6 @@ def _padded(data: bytes) -> bytes:
     return data if len(data) % 8 == 0 else data + bytes(-len(data) % 8)
 
 
-def _corrupt(name: str, why: str) -> CorruptSnapshot:
-    return CorruptSnapshot(
-        f"The stored pages in {name} are damaged: {why}.",
-        hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
-    )
+def corrupt(name: str, why: str) -> CorruptSnapshot:
+    """The error that names a damaged segment."""
+    return CorruptSnapshot(f"The stored pages in {name} are damaged: {why}.", file=f"segments/{name}")

@@ -36,7 +36,7 @@ from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import BaseRam, load
-from perdure.snapshots.segments import segment_file
+from perdure.snapshots.segments import SegmentReader, segment_file
 from perdure.wire.node import SnapshotFacts
 
 
@@ -157,7 +157,7 @@ class SnapshotStore:
         name = f"snapshots/{snapshot_id}/{MANIFEST}"
         manifest = Manifest.from_bytes((self.snapshots / snapshot_id / MANIFEST).read_bytes(), name)
         if manifest.snapshot_id != snapshot_id:
-            raise CorruptSnapshot(f"The record {name} is damaged: it belongs to {manifest.snapshot_id}.")
+            raise CorruptSnapshot(f"The record {name} is damaged: it belongs to {manifest.snapshot_id}.", file=name)
         return manifest
 
     @staticmethod
@@ -201,12 +201,11 @@ class SnapshotStore:
         try:
             data = path.read_bytes()
         except FileNotFoundError as error:
-            raise CorruptSnapshot(f"The stored file {name} is missing.") from error
+            raise CorruptSnapshot(f"The stored file {name} is missing.", file=name) from error
+        except OSError as error:
+            raise CorruptSnapshot(f"The stored file {name} cannot be read ({error.strerror}).", file=name) from error
         if len(data) != fact.size or disk_layers.digest_of(data) != fact.checksum:
-            raise CorruptSnapshot(
-                f"The stored file {name} is damaged: its checksum does not hold.",
-                hint="Wake the workspace from an earlier snapshot (perdure recover NAME --rewind) or boot its disk.",
-            )
+            raise CorruptSnapshot(f"The stored file {name} is damaged: its checksum does not hold.", file=name)
         return data
 
     def check_disks(self, manifest: Manifest, *, content: bool = False) -> None:
@@ -223,6 +222,16 @@ class SnapshotStore:
             if content and disk_layers.checksum(path) != fact.checksum:
                 raise disk_layers.corrupt(path, "its checksum does not hold")
 
+    def check_segments(self, manifest: Manifest) -> None:
+        """Header and length of every segment that a snapshot needs, before anything is started for it; what is in them is
+        checked page by page while it is read. Raises CorruptSnapshot naming the segment."""
+        for segment, end in (manifest.memory.segments if manifest.memory else {}).items():
+            reader = SegmentReader(self.segments, segment)
+            try:
+                reader.check_end(end)
+            finally:
+                reader.close()
+
     def verify(self, snapshot_id: SnapshotId, base: BaseRam | None = None) -> Manifest:
         """Check everything a snapshot refers to, every page included when ``base`` is given.
 
@@ -233,9 +242,7 @@ class SnapshotStore:
         if manifest.memory is not None:
             self.devices(manifest)
             index = self.index(manifest)
-            for segment, end in manifest.memory.segments.items():
-                if disk_layers.size_of(self.segments / segment_file(segment)) < end:
-                    raise disk_layers.corrupt(self.segments / segment_file(segment), "it ends too early")
+            self.check_segments(manifest)
             if base is not None:
                 for _ in load(self.segments, index, base):
                     pass

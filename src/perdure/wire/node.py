@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from perdure.core.ids import DiskId, ExecId, NodeId, SnapshotId, TenantId, WorkspaceId
 
@@ -89,6 +89,30 @@ class FromDisk:
 StartSource = FromGolden | FromSnapshot | FromDisk
 
 
+class MemoryFate(StrEnum):
+    NEW = "new"  # a new workspace
+    KEPT = "kept"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a wake's report before it begins: told inside the workspace, where the node and the guest add their part.
+    ``facts`` are values of the public report by name; the reasons are those that only the control plane knows."""
+
+    facts: Mapping[str, Any]
+    memory_lost: str = ""  # the source holds no memory of this workspace at all
+    rewound: str = ""  # the memory is kept, and is an earlier one
+
+    def memory(self, fate: MemoryFate, reason: str) -> tuple[MemoryFate, str]:
+        """Fate and reason as a report has them, of what the node decided."""
+        if self.memory_lost:
+            return MemoryFate.LOST, self.memory_lost
+        if fate is MemoryFate.KEPT and self.rewound:
+            return fate, f"rewound: {self.rewound}"
+        return fate, reason
+
+
 @dataclass(frozen=True, slots=True)
 class StartSpec:
     """One wake. ``take_over_generation``: boot from that generation's active overlay (supervised reboot)."""
@@ -102,12 +126,29 @@ class StartSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     new_identity: bool = False  # a fork or a new workspace: machine-id, hostname, RNG and ssh host keys are made anew
     take_over_generation: int | None = None
+    told: Told = field(default_factory=lambda: Told({}))
 
 
-class MemoryFate(StrEnum):
-    NEW = "new"  # a new workspace
-    KEPT = "kept"
-    LOST = "lost"
+class HookOutcome(StrEnum):
+    """How a program in the workspace's /etc/perdure/on-wake.d ended."""
+
+    OK = "ok"
+    FAILED = "failed"  # an exit code that is not 0
+    TIMEOUT = "timeout"  # it reached its limit and was killed
+    NOT_STARTED = "not-started"
+    REFUSED = "refused"  # others than root can change it
+    SKIPPED = "skipped"  # those before it had used up the time of all
+
+
+@dataclass(frozen=True, slots=True)
+class HookRun:
+    """A hook that a wake ran, or did not, before the workspace's programs went on."""
+
+    name: str
+    outcome: HookOutcome
+    exit_code: int | None  # 128+n for signals; None when it did not end by itself
+    seconds: float
+    output: str  # the end of what it wrote, or a sentence that says why it did not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +166,7 @@ class StartReport:
     pooled: bool
     timings_ms: Mapping[str, float]  # claim, disk, memory, devices, running, hello, repaired — since the call began
     problems: tuple[str, ...] = ()  # what the guest could not repair, a sentence each
+    hooks: tuple[HookRun, ...] = ()
 
 
 # -------------------------------------------------------------------------------------------------------------- snapshots
@@ -166,6 +208,57 @@ class SnapshotFacts:
     device_bytes: int
     pause_s: float  # how long the user's processes stood still (freeze to thaw); 0 for a disk-only snapshot
     fingerprint: str
+
+
+# -------------------------------------------------------------------------------------------------------------- integrity
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stored file that is missing or not as it was written. ``file`` is its name below the store (``segments/seg_….pages``), or
+    below the image directory with ``images/`` before it; ``problem`` is a sentence."""
+
+    file: str
+    problem: str
+
+
+class TrialKind(StrEnum):
+    MEMORY = "memory"  # restored, as a wake would
+    DISK = "disk"  # booted: the snapshot has no memory, or none that this host can wake
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A snapshot was started in a throwaway machine, to the agent's answer. ``problem`` is empty when it came up."""
+
+    kind: TrialKind
+    reason: str  # why not with its memory: what a ResumeReport would say
+    seconds: float
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checking:
+    """Progress of a verification: these bytes of this file of this snapshot were read since the last one."""
+
+    snapshot_id: SnapshotId
+    file: str
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verification found of one snapshot. ``missing``: the node has no such snapshot."""
+
+    snapshot_id: SnapshotId
+    damage: tuple[Damage, ...] = ()
+    disk_intact: bool = True  # whether a disk boot of it reads nothing that is damaged
+    trial: Trial | None = None
+    missing: bool = False
+
+    @property
+    def intact(self) -> bool:
+        return not self.missing and not self.damage and (self.trial is None or not self.trial.problem)
 
 
 # ---------------------------------------------------------------------------------------------------------------- inventory
@@ -434,6 +527,12 @@ class Node(Protocol):
 
     async def snapshot(self, snapshot_id: SnapshotId) -> SnapshotFacts:
         """Verify a stored snapshot's files against its checksums; raises NotFound or CorruptSnapshot naming the file."""
+        ...
+
+    def verify(self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False) -> AsyncIterator[Checking | Verdict]:
+        """Check every byte that these snapshots need, base files included, in this order; with ``trial`` also start each that is
+        whole in a throwaway machine, which has no network and of which nothing stays. All damage of a snapshot is in its
+        verdict; none of it raises. Closing the iterator ends the work."""
         ...
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
