@@ -22,7 +22,8 @@ DEATH_DEADLINE_S = 30.0
 
 
 class CrashPoint(StrEnum):
-    """``start`` is behind create, wake, fork and reboot; ``capture`` behind checkpoint and hibernate."""
+    """``start`` is behind create, wake, fork, reboot, rewind and promote; ``capture`` behind checkpoint and hibernate, and behind
+    a rewind or promotion of what is awake."""
 
     CREATE_RECORDED = "create.recorded"  # the row says creating, the node knows nothing
     WAKE_RECORDED = "wake.recorded"  # the row says waking, the node knows nothing
@@ -43,6 +44,11 @@ class CrashPoint(StrEnum):
     CAPTURE_ENDED = "capture.ended"  # the hibernated machine and its live record are gone
     CAPTURE_REPORTED = "capture.reported"  # the node is done, the row not yet
     CAPTURE_COMMITTED = "capture.committed"  # the row is complete, the caller does not know
+    REWIND_ASLEEP = "rewind.asleep"  # what it was until now is captured, nothing else has happened
+    REWIND_RECORDED = "rewind.recorded"  # the row says waking at the snapshot, what it was is a branch; the node knows nothing
+    PROMOTE_ASLEEP = "promote.asleep"  # the branch is captured, its parent not touched
+    PROMOTE_PARENT_ASLEEP = "promote.parent-asleep"  # both are captured, nothing else has happened
+    PROMOTE_RECORDED = "promote.recorded"  # the branch is gone into its parent's row, which says waking; the node knows nothing
 
 
 class Victim(StrEnum):

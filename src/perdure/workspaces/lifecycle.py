@@ -10,6 +10,9 @@
                                      │
                                      └─START_FAILED─► FAILED ─RECOVER─► WAKING
 
+``REWIND`` and ``PROMOTE`` wake a sleeper, or one that failed, from another state than its head's; an awake one is put to sleep
+first, so what it was can be kept as a branch. A branch whose state was promoted ends (``PROMOTED``): it goes on as its parent.
+
 ``FAILED`` always has exits: retry, rewind, disk boot (``RECOVER``), delete. A create that does not end in ``RUNNING`` ends in
 ``DELETED`` and its name is free again: nothing in it was anybody's yet. A machine that is lost takes its workspace back to the
 last snapshot; what its disk had since is salvaged first.
@@ -35,6 +38,9 @@ class Event(StrEnum):
     CHECKPOINTED = "checkpointed"
     WAKE = "wake"
     RECOVER = "recover"
+    REWIND = "rewind"  # to go on from an earlier snapshot
+    PROMOTE = "promote"  # of a parent: to go on from what a branch of it became
+    PROMOTED = "promoted"  # of a branch: its parent has its state now
     MACHINE_LOST = "machine-lost"  # the VMM or the guest's kernel is gone
     GUEST_REBOOTED = "guest-rebooted"
     POWERED_OFF = "powered-off"
@@ -91,6 +97,9 @@ _TABLE: dict[State, dict[Event, Transition]] = {
     State.HIBERNATED: {
         Event.WAKE: Transition(State.WAKING, new_generation=True),
         Event.RECOVER: Transition(State.WAKING, new_generation=True),
+        Event.REWIND: Transition(State.WAKING, new_generation=True),
+        Event.PROMOTE: Transition(State.WAKING, new_generation=True),
+        Event.PROMOTED: Transition(State.DELETED),
         Event.FILES_MISSING: Transition(State.FAILED),
         Event.SALVAGED: Transition(State.HIBERNATED),
         Event.DELETE: Transition(State.DELETED),
@@ -105,6 +114,8 @@ _TABLE: dict[State, dict[Event, Transition]] = {
     State.FAILED: {
         Event.SALVAGED: Transition(State.FAILED),
         Event.RECOVER: Transition(State.WAKING, new_generation=True),
+        Event.REWIND: Transition(State.WAKING, new_generation=True),
+        Event.PROMOTE: Transition(State.WAKING, new_generation=True),
         Event.DELETE: Transition(State.DELETED),
     },
     State.DELETED: {},

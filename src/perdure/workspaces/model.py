@@ -146,6 +146,19 @@ class ResumeReport:
     timings_ms: Mapping[str, float]
     at: datetime
     problems: tuple[str, ...] = ()  # what the guest could not repair (its clock, randomness, identity, disk), a sentence each
+    kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A workspace in the tree of what was forked from what; sizes in bytes. ``depth`` is 0 for the root."""
+
+    workspace: Workspace
+    depth: int
+    forked_name: str | None  # of the snapshot it was forked from, while that has a name
+    forked_at: datetime | None  # when that snapshot was taken; None when it is gone
+    own_bytes: int  # what its own snapshots added
+    total_bytes: int  # what its head refers to besides the image, shared content included
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +219,25 @@ class Workspaces(Protocol):
         self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()
     ) -> list[Workspace | PerdureError]:
         """``count`` awake children of one checkpoint taken now (or of ``snapshot``); one that fails does not fail the others."""
+        ...
+
+    async def rewind(self, ctx: Context, ref: str, snapshot: str) -> tuple[Workspace, ResumeReport]:
+        """Go on from an earlier snapshot (id or name), at a new generation. What the workspace was until now, memory and disk, is
+        kept as a sleeping branch that the report names."""
+        ...
+
+    async def promote(self, ctx: Context, ref: str) -> tuple[Workspace, ResumeReport]:
+        """The state of a branch becomes its parent's, at a new generation of the parent, which is returned awake. The branch
+        ends, and its snapshots and its own branches are the parent's. What the parent was is a branch that the report names."""
+        ...
+
+    async def discard(self, ctx: Context, ref: str) -> None:
+        """Free a branch. What is not a branch raises Conflict; discarding a discarded one succeeds."""
+        ...
+
+    async def tree(self, ctx: Context, ref: str) -> list[TreeNode]:
+        """The whole tree that a workspace belongs to, parents before their branches, siblings oldest first. Deleted ones are in
+        it while something that is not hangs on them."""
         ...
 
     async def resize(self, ctx: Context, ref: str, disk_gib: int) -> Workspace: ...

@@ -22,6 +22,7 @@ from perdure.core.errors import (
     StaleGeneration,
     Unavailable,
 )
+from perdure.core.ids import SnapshotId
 from perdure.wire.node import (
     CaptureMode,
     CaptureSpec,
@@ -82,11 +83,11 @@ class Operations:
             lost = "lost before its first snapshot" if at.report is not None else ""
             fate = DiskFate.REWOUND if lost else DiskFate.NEW
             return replace(plan, disk=fate, memory_lost=lost, asleep_s=asleep_s)
-        # Until a workspace has a snapshot of its own, what it starts from carries somebody else's machine-id and host keys.
-        foreign = point.id == workspace.forked_from
-        if point.has_memory:
+        foreign = _is_foreign(at, point)
+        if point.has_memory and (point.quiesced or not foreign):
             return Plan(FromSnapshot(point.id), point.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
-        return Plan(FromDisk(point.id, "no-memory-in-snapshot"), workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
+        reason = "not-quiesced" if point.has_memory else "no-memory-in-snapshot"
+        return Plan(FromDisk(point.id, reason), workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
 
     @staticmethod
     def plan_disk_boot(at: Record, reason: str) -> Plan:
@@ -94,7 +95,7 @@ class Operations:
         point = at.head
         disk = DiskFate.REWOUND if at.lost_branch else DiskFate.KEPT
         asleep_s = max(0.0, (at.now - at.workspace.state_changed_at).total_seconds())
-        foreign = point is None or point.id == at.workspace.forked_from
+        foreign = point is None or _is_foreign(at, point)
         source = FromDisk(point.id if point else None, reason)
         return Plan(source, at.workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
 
@@ -183,8 +184,10 @@ class Operations:
         owner.captured(record)
         return record, snapshot
 
-    async def hibernate(self, owner: Owner, at: Record, cause: str) -> tuple[Record, Snapshot]:
-        """running → hibernating → hibernated."""
+    async def hibernate(
+        self, owner: Owner, at: Record, cause: str, *, spare: SnapshotId | None = None
+    ) -> tuple[Record, Snapshot]:
+        """running → hibernating → hibernated. Retention leaves ``spare`` alone this time."""
         snapshot_id = self._tools.mint_snapshot()
         idle_s = unused_s(self._tools, owner)
         was, owner.live = owner.live, None  # from here on a caller queues for the next wake
@@ -214,7 +217,7 @@ class Operations:
                 raise
             return record, await self._store.snapshot(record, snapshot_id)
         crashpoint(CrashPoint.CAPTURE_REPORTED)
-        captured = await commit_capture(self._tools, going, facts, Event.CAPTURED)
+        captured = await commit_capture(self._tools, going, facts, Event.CAPTURED, spare)
         crashpoint(CrashPoint.CAPTURE_COMMITTED)
         return captured
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.wire.node import Confinement, MachineSize, SnapshotFacts
-from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, Workspace, WorkspaceKind, WorkspaceState
+from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, Workspace, WorkspaceKind, WorkspaceState
 
 _REPORT = TypeAdapter(ResumeReport)
 _CONFINEMENT = TypeAdapter(Confinement)
@@ -20,11 +20,14 @@ _CONFINEMENT = TypeAdapter(Confinement)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """As much of a snapshot as a start needs."""
+    """As much of a snapshot as a start needs. ``origin_id`` is the workspace that ran when it was taken: what lies in it carries
+    that one's identity, whoever starts from it now."""
 
     id: SnapshotId
     has_memory: bool
     disk_gib: int
+    origin_id: WorkspaceId
+    quiesced: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,10 @@ class Record:
     node_id: NodeId
     head_has_memory: bool | None  # None: there is no head yet
     head_disk_gib: int | None
+    head_origin_id: WorkspaceId | None
+    head_quiesced: bool | None
     lost_branch: str | None
+    kept_branch: str | None
     rewound: str
     report: ResumeReport | None
     now: datetime
@@ -46,7 +52,8 @@ class Record:
         snapshot_id = self.workspace.head_snapshot_id
         if snapshot_id is None:
             return None
-        return Point(snapshot_id, bool(self.head_has_memory), self.head_disk_gib or self.workspace.disk_gib)
+        disk_gib = self.head_disk_gib or self.workspace.disk_gib
+        return Point(snapshot_id, bool(self.head_has_memory), disk_gib, self.head_origin_id or self.id, bool(self.head_quiesced))
 
     @property
     def id(self) -> WorkspaceId:
@@ -61,13 +68,21 @@ class Record:
         return self.workspace.state
 
 
+def point(row: Mapping[str, Any]) -> Point:
+    """Of a complete snapshot's row."""
+    return Point(SnapshotId(row["id"]), row["has_memory"], row["disk_gib"], WorkspaceId(row["origin_id"]), row["quiesced"])
+
+
 def record(row: Mapping[str, Any]) -> Record:
     return Record(
         workspace=_workspace(row),
         node_id=NodeId(row["node_id"]),
         head_has_memory=row["head_has_memory"],
         head_disk_gib=row["head_disk_gib"],
+        head_origin_id=WorkspaceId(row["head_origin_id"]) if row["head_origin_id"] else None,
+        head_quiesced=row["head_quiesced"],
         lost_branch=row["lost_branch"],
+        kept_branch=row["kept_branch"],
         rewound=row["rewound"],
         report=_REPORT.validate_python(row["last_report"]) if row["last_report"] is not None else None,
         now=row["now"],
@@ -123,6 +138,17 @@ def snapshot(row: Mapping[str, Any]) -> Snapshot:
         pause_s=row["pause_s"],
         created_at=row["created_at"],
         disk_gib=row["disk_gib"],
+    )
+
+
+def tree_node(row: Mapping[str, Any]) -> TreeNode:
+    return TreeNode(
+        workspace=_workspace(row),
+        depth=row["depth"],
+        forked_name=row["forked_name"],
+        forked_at=row["forked_at"],
+        own_bytes=row["own_bytes"],
+        total_bytes=row["total_bytes"],
     )
 
 

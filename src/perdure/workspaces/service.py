@@ -36,6 +36,7 @@ from perdure.workspaces.model import (
     ResumeReport,
     Snapshot,
     SnapshotReason,
+    TreeNode,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -260,7 +261,7 @@ class WorkspaceService:
         _, snapshot = await self._operations.checkpoint(owner, at, reason, name)
         return snapshot
 
-    # -------------------------------------------------------------------------------------------------------------------- fork
+    # ---------------------------------------------------------------------------------------------------------------- branches
 
     async def fork(
         self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()

@@ -20,13 +20,13 @@ from perdure.journal.entries import canonical
 from perdure.wire.node import SnapshotFacts
 from perdure.workspaces import rows
 from perdure.workspaces.lifecycle import Event, Refusal, Transition, decide
-from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
+from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, WorkspaceKind, WorkspaceState
 from perdure.workspaces.rows import Point, Record
 
 
 @dataclass(frozen=True, slots=True)
 class NewWorkspace:
-    """A row to insert, state ``creating`` unless it is a lost branch (``hibernated`` from the start)."""
+    """A row to insert, state ``creating`` unless it holds what another workspace was (``hibernated`` from the start)."""
 
     id: WorkspaceId
     tenant_id: TenantId
@@ -59,7 +59,8 @@ class Change:
 
     detail: str = ""
     head: SnapshotId | None = None
-    lost_branch: str | None = None
+    lost_branch: str | None = None  # "" forgets it
+    kept_branch: str | None = None  # added to those that the next report names
     rewound: str | None = None
     unused_s: float | None = None  # how long ago it was last used
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -166,7 +167,8 @@ class WorkspaceStore:
             "workspaces.move",
             **{"id": at.id, "generation": at.generation, "from": at.state.value, "to": answer.to.value},
             **{"grow": int(answer.new_generation), "detail": change.detail, "head": change.head},
-            **{"lost_branch": change.lost_branch, "rewound": change.rewound, "unused_s": change.unused_s},
+            **{"lost_branch": change.lost_branch, "kept_branch": change.kept_branch},
+            **{"rewound": change.rewound, "unused_s": change.unused_s},
             **{"kind": _KINDS.get(event, answer.to.value), "body": canonical(body)},
         )
         return rows.record(self._unless_stale(at, row))
@@ -270,7 +272,34 @@ class WorkspaceStore:
     async def before(self, at: Record) -> Point | None:
         """The snapshot before the head."""
         row = await self.database.one("snapshots.before", workspace_id=at.id, head=at.workspace.head_snapshot_id)
-        return Point(SnapshotId(row["id"]), row["has_memory"], row["disk_gib"]) if row else None
+        return rows.point(row) if row else None
+
+    async def point(self, at: Record, ref: str) -> Point:
+        """One that the workspace may start from, by id or name. Raises NotFound."""
+        row = await self.database.one("snapshots.by_ref", tenant_id=at.workspace.tenant_id, workspace_id=at.id, ref=ref)
+        if row is None:
+            raise NotFound(
+                f"Workspace {at.workspace.name!r} has no snapshot {ref!r}.", hint="'perdure snapshot ls' shows those it has."
+            )
+        return rows.point(row)
+
+    async def hold(self, tx: Transaction, snapshot_id: SnapshotId) -> None:
+        """Until the transaction ends nobody marks it. Raises NotFound when somebody has."""
+        if await tx.one("snapshots.hold", id=snapshot_id) is None:
+            raise NotFound(
+                f"Snapshot {snapshot_id} has been removed meanwhile.", hint="'perdure snapshot ls' shows those there are."
+            )
+
+    async def hand_over(self, tx: Transaction, branch: WorkspaceId, to: WorkspaceId) -> int:
+        """A promoted branch's snapshots and branches become its parent's; returns how many snapshots."""
+        adopted = await tx.all("snapshots.adopt", workspace_id=branch, to=to)
+        await tx.run("workspaces.reparent", parent=branch, to=to)
+        return len(adopted)
+
+    async def tree(self, at: Record) -> list[TreeNode]:
+        """The tree that a workspace belongs to, deleted ones included, parents first."""
+        found = await self.database.all("workspaces.tree", id=at.id, tenant_id=at.workspace.tenant_id)
+        return [rows.tree_node(row) for row in found]
 
     async def note(self, tx: Transaction, at: Record, kind: str, body: Mapping[str, Any]) -> None:
         """A journal entry that changes no state. Takes the workspace's row lock."""

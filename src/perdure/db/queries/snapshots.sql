@@ -1,7 +1,7 @@
 -- name: insert_pending
 -- Intent: written before the node is asked to make it. No row when the workspace has moved on.
-insert into snapshots (id, tenant_id, workspace_id, node_id, state, parent_id, name, reason, generation)
-select %(id)s, w.tenant_id, w.id, w.node_id, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
+insert into snapshots (id, tenant_id, workspace_id, origin_id, node_id, state, parent_id, name, reason, generation)
+select %(id)s, w.tenant_id, w.id, w.id, w.node_id, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
 from workspaces w
 where w.id = %(workspace_id)s and w.generation = %(generation)s and w.state <> 'deleted'
 returning id;
@@ -80,3 +80,16 @@ returning s.id;
 -- name: deleting
 -- What the node must still delete.
 select id from snapshots where node_id = %(node_id)s and state = 'deleting' order by created_at, id limit 500;
+
+-- name: hold
+-- Inside a transaction that is about to make it a head: nobody can mark it before that commits. No row when it is gone.
+select id from snapshots where id = %(id)s and state = 'complete' for update;
+
+-- name: adopt
+-- The snapshots of a promoted branch are its parent's from here on. A name that the parent has given away already is dropped.
+update snapshots s
+set workspace_id = %(to)s,
+    name = case when exists (select 1 from snapshots o where o.workspace_id = %(to)s and o.name = s.name and o.state <> 'deleting')
+                then null else s.name end
+where s.workspace_id = %(workspace_id)s and s.state <> 'deleting'
+returning s.id;

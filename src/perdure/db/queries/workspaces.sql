@@ -8,23 +8,27 @@ values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(
         %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(egress_allow)s, %(environment)s, %(metadata)s,
         perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
 returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
+          null::text as head_origin_id, null::boolean as head_quiesced,
           journal_append(tenant_id, id, %(entry_kind)s, generation, %(body)s) as seq;
 
 -- name: by_id
 -- Deleted ones included: the caller looks at the state.
-select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
+       h.quiesced as head_quiesced
 from workspaces w left join snapshots h on h.id = w.head_snapshot_id
 where w.id = %(id)s;
 
 -- name: by_ref
 -- By id or by the name of one that is not deleted, within a tenant.
-select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
+       h.quiesced as head_quiesced
 from workspaces w left join snapshots h on h.id = w.head_snapshot_id
 where w.tenant_id = %(tenant_id)s and (w.id = %(ref)s or (w.name = %(ref)s and w.state <> 'deleted'));
 
 -- name: find
 -- A tenant's workspaces, newest last; an empty list of states means all but deleted.
-select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
+       h.quiesced as head_quiesced
 from workspaces w left join snapshots h on h.id = w.head_snapshot_id
 where w.tenant_id = %(tenant_id)s
   and w.state <> 'deleted'
@@ -62,13 +66,16 @@ set state = %(to)s,
     generation = generation + %(grow)s,
     state_changed_at = case when state = %(to)s then state_changed_at else perdure_now() end,
     head_snapshot_id = coalesce(%(head)s::text, head_snapshot_id),
-    lost_branch = coalesce(%(lost_branch)s::text, lost_branch),
+    lost_branch = nullif(coalesce(%(lost_branch)s::text, lost_branch), ''),
+    kept_branch = nullif(concat_ws(', ', kept_branch, %(kept_branch)s::text), ''),
     rewound = coalesce(%(rewound)s::text, rewound),
     last_active_at = greatest(last_active_at, perdure_now() - make_interval(secs => %(unused_s)s::double precision))
 where id = %(id)s and generation = %(generation)s and state = %(from)s
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
           (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          (select h.origin_id from snapshots h where h.id = head_snapshot_id) as head_origin_id,
+          (select h.quiesced from snapshots h where h.id = head_snapshot_id) as head_quiesced,
           journal_append(tenant_id, id, %(kind)s, generation, %(body)s) as seq;
 
 -- name: started
@@ -81,11 +88,14 @@ set state = 'running',
     confinement = %(confinement)s,
     last_report = %(report)s,
     lost_branch = null,
+    kept_branch = null,
     rewound = ''
 where id = %(id)s and generation = %(generation)s and state = %(from)s
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
           (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          (select h.origin_id from snapshots h where h.id = head_snapshot_id) as head_origin_id,
+          (select h.quiesced from snapshots h where h.id = head_snapshot_id) as head_quiesced,
           journal_append(tenant_id, id, 'running', generation, %(body)s) as seq;
 
 -- name: set_detail
@@ -101,6 +111,8 @@ where id = %(id)s and state <> 'deleted' and disk_gib <= %(disk_gib)s
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
           (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          (select h.origin_id from snapshots h where h.id = head_snapshot_id) as head_origin_id,
+          (select h.quiesced from snapshots h where h.id = head_snapshot_id) as head_quiesced,
           journal_append(tenant_id, id, 'resized', generation, %(body)s) as seq;
 
 -- name: keep_awake
@@ -110,4 +122,33 @@ where id = %(id)s and state <> 'deleted'
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,
           (select h.disk_gib from snapshots h where h.id = head_snapshot_id) as head_disk_gib,
+          (select h.origin_id from snapshots h where h.id = head_snapshot_id) as head_origin_id,
+          (select h.quiesced from snapshots h where h.id = head_snapshot_id) as head_quiesced,
           journal_append(tenant_id, id, 'keep-awake', generation, %(body)s) as seq;
+
+-- name: reparent
+-- The branches of one that has been promoted hang on the one that it was promoted into.
+update workspaces set parent_id = %(to)s where parent_id = %(parent)s and state <> 'deleted' and id <> %(to)s;
+
+-- name: tree
+-- The whole tree that a workspace belongs to, deleted ones included: parents first, siblings in the order of their birth.
+with recursive up as (
+    select id, parent_id, 0 as height from workspaces where id = %(id)s and tenant_id = %(tenant_id)s
+    union all
+    select p.id, p.parent_id, up.height + 1 from workspaces p join up on p.id = up.parent_id where p.tenant_id = %(tenant_id)s
+), down as (
+    select w.id, 0 as depth, array[w.id] as way
+    from workspaces w where w.id = (select id from up order by height desc limit 1)
+    union all
+    select w.id, down.depth + 1, down.way || w.id
+    from workspaces w join down on w.parent_id = down.id where w.tenant_id = %(tenant_id)s
+)
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
+       h.quiesced as head_quiesced, down.depth, f.name as forked_name, f.created_at as forked_at,
+       coalesce(h.memory_total_bytes + h.disk_total_bytes, 0) as total_bytes,
+       (select coalesce(sum(s.memory_bytes + s.disk_bytes), 0)::bigint from snapshots s
+        where s.workspace_id = w.id and s.state = 'complete') as own_bytes
+from down join workspaces w on w.id = down.id
+left join snapshots h on h.id = w.head_snapshot_id
+left join snapshots f on f.id = w.forked_from and f.state = 'complete'
+order by down.way;
