@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.core import files
 from perdure.core.errors import CorruptData, NotFound
 from perdure.images.model import Golden, Image
 from perdure.wire.node import MachineSize
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_CHECKSUM = 1  # the format of earlier releases
 _PREFIX = re.compile(r"^[0-9a-f]{6,64}$")
 #: What an image's directory must hold besides image.json; checked by size at every look, by checksum in ``verify``.
 IMAGE_FILES = ("kernel", "initrd", "root.raw", "agent.raw")
@@ -73,18 +75,11 @@ class ImageStore:
         """An image by its whole digest. Raises NotFound, or CorruptData naming the file that is missing or has another size."""
         directory = self.root / "blobs" / digest
         try:
-            described = json.loads((directory / "image.json").read_bytes())
+            return read_described(directory / "image.json", image_from_json)
         except FileNotFoundError:
             raise NotFound(
                 f"There is no image {digest[:12]} on this node.", hint="Build it with 'perdure image build'."
             ) from None
-        except ValueError as error:
-            raise CorruptData(f"{directory / 'image.json'} is damaged.", hint=_REBUILD) from error
-        for name, facts in described["files"].items():
-            path = directory / name
-            if not path.is_file() or path.stat().st_size != facts["bytes"]:
-                raise CorruptData(f"{path} is missing or has a wrong size.", hint=_REBUILD)
-        return image_from_json(described, directory)
 
     def names(self) -> dict[str, str]:
         """Name -> digest of every named image."""
@@ -224,9 +219,54 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+T = TypeVar("T")
+
+
+def described_files(path: Path) -> dict[str, Any]:
+    """What image.json or golden.json says. Raises CorruptData when its own checksum does not hold, or FileNotFoundError."""
+    try:
+        described: dict[str, Any] = json.loads(path.read_bytes())
+        if described["format"] != _WITHOUT_CHECKSUM and described.pop("checksum") != _digest(described):
+            raise ValueError("its checksum does not hold")
+        if described["format"] not in (FORMAT, _WITHOUT_CHECKSUM):
+            raise ValueError(f"it has format {described['format']}, this release reads {FORMAT}")
+        if not all(isinstance(facts["bytes"], int) and isinstance(facts["sha256"], str) for facts in described["files"].values()):
+            raise ValueError("it does not say what the files beside it are")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(f"{path} is damaged.", file=file_name(path), hint=_REBUILD, internal=str(error)) from error
+    return described
+
+
+def read_described(path: Path, build: Callable[[Mapping[str, Any], Path], T]) -> T:
+    """``build`` of what the file says, when the files it names are there with the sizes it states; else CorruptData."""
+    described = described_files(path)
+    for name, facts in described["files"].items():
+        beside = path.parent / name
+        if not beside.is_file() or beside.stat().st_size != facts["bytes"]:
+            raise CorruptData(f"{beside} is missing or has a wrong size.", file=file_name(beside), hint=_REBUILD)
+    try:
+        return build(described, path.parent)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"{path} is damaged.", file=file_name(path), hint=_REBUILD, internal=str(error)) from error
+
+
+def file_name(path: Path) -> str:
+    """A file of an image by its name below the image directory, as errors name it."""
+    parts = path.parts
+    return f"images/{'/'.join(parts[parts.index('blobs') :])}" if "blobs" in parts else path.name
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _sealed(described: dict[str, Any]) -> bytes:
+    return json.dumps({**described, "checksum": _digest(described)}, indent=1, sort_keys=True).encode()
+
+
 def image_to_json(image: Image, checksums: Mapping[str, Mapping[str, Any]]) -> bytes:
     """image.json: every field of the image, and size and checksum of each file beside it."""
-    described = {
+    described: dict[str, Any] = {
         "format": FORMAT,
         "digest": image.digest,
         "name": image.name,
@@ -245,7 +285,7 @@ def image_to_json(image: Image, checksums: Mapping[str, Mapping[str, Any]]) -> b
         "packages": dict(image.packages),
         "files": {name: dict(facts) for name, facts in checksums.items()},
     }
-    return json.dumps(described, indent=1, sort_keys=True).encode()
+    return _sealed(described)
 
 
 def image_from_json(described: Mapping[str, Any], directory: Path) -> Image:
@@ -265,7 +305,7 @@ def image_from_json(described: Mapping[str, Any], directory: Path) -> Image:
 
 
 def golden_to_json(golden: Golden, checksums: Mapping[str, Mapping[str, Any]]) -> bytes:
-    described = {
+    described: dict[str, Any] = {
         "format": FORMAT,
         "image": golden.image,
         "size": {"memory_mib": golden.size.memory_mib, "vcpus": golden.size.vcpus},
@@ -277,19 +317,15 @@ def golden_to_json(golden: Golden, checksums: Mapping[str, Mapping[str, Any]]) -
         "ram_stored_bytes": golden.ram_stored_bytes,
         "files": {name: dict(facts) for name, facts in checksums.items()},
     }
-    return json.dumps(described, indent=1, sort_keys=True).encode()
+    return _sealed(described)
 
 
 def load_golden(directory: Path) -> Golden:
     """Read golden.json and check the sizes it states; CorruptData names what does not fit."""
-    try:
-        described = json.loads((directory / "golden.json").read_bytes())
-    except ValueError as error:
-        raise CorruptData(f"{directory / 'golden.json'} is damaged.", hint=_REBUILD) from error
-    for name, facts in described["files"].items():
-        path = directory / name
-        if not path.is_file() or path.stat().st_size != facts["bytes"]:
-            raise CorruptData(f"{path} is missing or has a wrong size.", hint=_REBUILD)
+    return read_described(directory / "golden.json", _golden_from_json)
+
+
+def _golden_from_json(described: Mapping[str, Any], directory: Path) -> Golden:
     size = described["size"]
     return Golden(
         directory=directory,

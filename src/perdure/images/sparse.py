@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ def data_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(offset, size)
 
 
-def sparse_sha256(path: Path) -> str:
-    """SHA-256 over the size and the non-zero 4 KiB pages with their offsets: how zeros are stored makes no difference."""
+def sparse_sha256(path: Path, told: Callable[[int], None] | None = None) -> str:
+    """SHA-256 over the size and the non-zero 4 KiB pages with their offsets: how zeros are stored makes no difference. ``told``
+    hears of the bytes of each part that was read."""
     digest = hashlib.sha256(path.stat().st_size.to_bytes(8, "little"))
     zero = bytes(PAGE_SIZE)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -39,6 +40,8 @@ def sparse_sha256(path: Path) -> str:
         for start, end in data_extents(descriptor, size):
             for offset in range(start - start % PAGE_SIZE, end, _CHUNK):
                 chunk = os.pread(descriptor, min(_CHUNK, end - offset), offset)
+                if told is not None:
+                    told(len(chunk))
                 if chunk.strip(b"\0"):
                     for at in range(0, len(chunk), PAGE_SIZE):
                         page = chunk[at : at + PAGE_SIZE]
