@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -37,9 +37,11 @@ from perdure.wire.node import (
     SnapshotFacts,
     StartReport,
     StartSpec,
+    StoredSizes,
 )
 from tests.fakes.memory_guest import Command, MemoryGuest, World
 from tests.fakes.memory_guest import Node as FileNode
+from tests.fakes.waking import wake_inside
 
 NODE = NodeId("nod_fake")
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "a fake has none"})
@@ -193,9 +195,10 @@ class FakeNode:
             world.files["/etc-hostname"] = FileNode(FileKind.FILE, bytearray(identity.hostname.encode()))
         self._pids += 1
         parent = spec.source.snapshot_id if isinstance(spec.source, (FromSnapshot, FromDisk)) else None
+        guest = MemoryGuest(world, identity.generation)
+        hooks = await wake_inside(guest, spec, memory, reason, CONFINEMENT)
         # What is taken over is as new as it was: the last capture knows nothing of it.
         captured = taken.captured if taken is not None else copy.deepcopy(files)
-        guest = MemoryGuest(world, identity.generation)
         machine = FakeMachine(spec, world, guest, self._pids, parent, captured, touched_at=self.clock.monotonic())
         self.machines[identity.workspace_id] = machine
         if memory is not MemoryFate.KEPT:
@@ -203,7 +206,8 @@ class FakeNode:
         running = _running(commands)
         timings = {"claim": 1.0, "running": 8.0, "hello": 60.0, "repaired": 80.0}
         boot_id = f"{self._boots:032x}"
-        return StartReport(memory, reason, boot_id, 0.0, 0, running, (), CONFINEMENT, memory is MemoryFate.KEPT, timings)
+        pooled = memory is MemoryFate.KEPT
+        return StartReport(memory, reason, boot_id, 0.0, 0, running, (), CONFINEMENT, pooled, timings, hooks=hooks)
 
     def _source(self, spec: StartSpec) -> tuple[Files, dict[str, Command], dict[str, str], MemoryFate, str]:
         """Files, commands, environment, and what became of memory."""
@@ -309,6 +313,16 @@ class FakeNode:
         return sum(stored.facts.disk_bytes + stored.facts.memory_bytes for stored in gone)
 
     # ---------------------------------------------------------------------------------------------------------------- views
+
+    async def stored_sizes(self, snapshot_ids: tuple[SnapshotId, ...]) -> Mapping[SnapshotId, StoredSizes]:
+        self._enter("stored_sizes")
+        found = {key: self.stored[key].facts for key in snapshot_ids if key in self.stored}
+        return {
+            key: StoredSizes(
+                facts.memory_total_bytes + facts.disk_total_bytes + facts.device_bytes, facts.memory_bytes + facts.device_bytes
+            )
+            for key, facts in found.items()
+        }
 
     async def inventory(self) -> Inventory:
         self._enter("inventory")

@@ -7,7 +7,8 @@ kills whatever an earlier process left running before it reads them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,18 +25,22 @@ from perdure.gateway.selfservice import SelfService
 from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
 from perdure.machines.driver import Accelerator, Machine, MachineDriver, MachineState
+from perdure.machines.guestlink_hooks import HookLimits
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.node.compaction import Compaction
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
 from perdure.node.starting import PoolKey, Starter
+from perdure.node.verifying import Verification
 from perdure.snapshots.manifest import Manifest
 from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.store import SnapshotStore, is_alive
+from perdure.snapshots.weight import weigh
 from perdure.wire.node import (
     Activity,
     CaptureSpec,
+    Checking,
     FromSnapshot,
     Guest,
     Identity,
@@ -48,6 +53,8 @@ from perdure.wire.node import (
     SnapshotFacts,
     StartReport,
     StartSpec,
+    StoredSizes,
+    Verdict,
 )
 
 log = structlog.get_logger(__name__)
@@ -80,8 +87,11 @@ class NodeSupervisor:
         self._store = SnapshotStore(parts.settings.store)
         self._goldens = Goldens(parts.images, parts.driver, parts.accelerator, parts.run_root)
         self._pool: WarmPool[PoolKey] = WarmPool(self._prepare, parts.settings.pool_size)
-        self._starter = Starter(self._goldens, self._store, self._pool, parts.settings.unresponsive_s)
+        settings = parts.settings
+        hooks = HookLimits(settings.hook_limit_s, settings.hooks_limit_s)
+        self._starter = Starter(self._goldens, self._store, self._pool, settings.unresponsive_s, hooks)
         self._compaction = Compaction(self._store, self._base_of)
+        self._verification = Verification(self._store, parts.images, self._starter, parts.clock)
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False
@@ -100,6 +110,7 @@ class NodeSupervisor:
         self._compaction.start()
 
     async def close(self) -> None:
+        await self._verification.close()
         await self._compaction.close()
         await self._pool.close()
         for resident in list(self._residents.values()):
@@ -128,7 +139,11 @@ class NodeSupervisor:
     def pids(self) -> list[int]:
         """VMM processes whose guest can run, awake or on its way there: what the freeze watchdog stops. Any thread may ask."""
         # The copies are each made in one step; to walk the tables themselves would fail when a workspace comes or goes.
-        machines = [*(resident.machine for resident in list(self._residents.values())), *list(self._starting.values())]
+        machines = [
+            *(resident.machine for resident in list(self._residents.values())),
+            *list(self._starting.values()),
+            *list(self._verification.machines),
+        ]
         return [machine.pid for machine in machines if machine is not None and machine.state is not MachineState.DEAD]
 
     def pool_pids(self) -> list[int]:
@@ -274,6 +289,13 @@ class NodeSupervisor:
         base = await self._base_of(self._store.manifest(snapshot_id))
         return (await asyncio.to_thread(self._store.verify, snapshot_id, base)).facts()
 
+    async def verify(
+        self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False
+    ) -> AsyncGenerator[Checking | Verdict, None]:
+        async with aclosing(self._verification.run(snapshot_ids, trial=trial)) as events:
+            async for event in events:
+                yield event
+
     async def _base_of(self, manifest: Manifest) -> BaseRam | None:
         """The RAM that a snapshot's memory lies on; None for a disk-only one."""
         if manifest.memory is None or manifest.memory.base.golden is None:
@@ -283,6 +305,9 @@ class NodeSupervisor:
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         return await asyncio.to_thread(self._store.delete, snapshot_ids)
+
+    async def stored_sizes(self, snapshot_ids: tuple[SnapshotId, ...]) -> Mapping[SnapshotId, StoredSizes]:
+        return await asyncio.to_thread(weigh, self._store, snapshot_ids)
 
     async def inventory(self) -> Inventory:
         snapshots = await asyncio.to_thread(self._store.complete)

@@ -39,6 +39,9 @@ from perdure.snapshots.pagelog import BaseRam, load
 from perdure.snapshots.segments import SegmentReader, segment_file
 from perdure.wire.node import SnapshotFacts
 
+#: Begins the id in the live record of a throwaway machine, which is no workspace's: it does not outlive its process.
+THROWAWAY = "try"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenReport:
@@ -129,7 +132,7 @@ class SnapshotStore:
 
     def _read_live(self) -> Iterator[str]:
         for path in sorted(self._live.iterdir()):
-            if is_temporary(path):
+            if is_temporary(path) or is_id(path.stem, THROWAWAY):
                 remove(path, disk=self.disk)
                 yield f"live/{path.name}"
                 continue
@@ -291,7 +294,7 @@ class SnapshotStore:
 
     def delete(self, snapshot_ids: Iterable[SnapshotId]) -> int:
         """Delete snapshots and what only they used; unknown ones are gone already. Returns bytes freed."""
-        freed, orphans = 0, set[str]()
+        freed, orphans, sweep_all = 0, set[str](), False
         with self._guard:
             for snapshot_id in snapshot_ids:
                 directory = self.snapshots / snapshot_id
@@ -302,8 +305,10 @@ class SnapshotStore:
                 remove(directory / MANIFEST, disk=self.disk)
                 remove_tree(directory, disk=self.disk)
                 orphans |= self._drop(snapshot_id)
+                was_blind = bool(self._damaged)
                 self._damaged.discard(f"snapshots/{snapshot_id}")
-            return freed + sum(size for _, size in self._sweep(orphans))
+                sweep_all |= was_blind and not self._damaged  # what went meanwhile has left its files
+            return freed + sum(size for _, size in self._sweep(None if sweep_all else orphans))
 
     def _sweep(self, names: Iterable[str] | None = None) -> list[tuple[str, int]]:
         """Remove those of ``names`` (default: of all segments and disks) that nobody uses; returns names and sizes.
@@ -317,17 +322,32 @@ class SnapshotStore:
         idle = [name for name in names if self._uses[name] <= 0]
         if not idle:
             return []
-        held = {disk_file(name) for record in self._records.values() for name in record.layers}
-        for pins in [pin() for pin in self._pins]:
-            held |= {segment_file(name) for name in pins.segments} | {disk_file(name) for name in pins.disks}
+        held = self._held()
         removed = []
         for name in idle:
             if name not in held:
-                directory = self.disks if name.endswith(disk_file(DiskId(""))) else self.segments
-                removed.append((f"{directory.name}/{name}", stored_bytes(directory / name)))
-                remove(directory / name, disk=self.disk)
-                self._frozen.pop(DiskId(Path(name).stem), None)
+                path = self.place_of(name)
+                removed.append((str(path.relative_to(self.root)), stored_bytes(path)))
+                remove(path, disk=self.disk)
+                self._frozen.pop(DiskId(path.stem), None)
         return removed
+
+    def _held(self) -> set[str]:
+        """Files that a machine may use, whatever manifests say."""
+        held = {disk_file(name) for record in self._records.values() for name in record.layers}
+        for pins in [pin() for pin in self._pins]:
+            held |= {segment_file(name) for name in pins.segments} | {disk_file(name) for name in pins.disks}
+        return held
+
+    def place_of(self, name: str) -> Path:
+        """Where a segment or disk lies, by its file name."""
+        return (self.disks if name.endswith(disk_file(DiskId(""))) else self.segments) / name
+
+    def alone(self, manifest: Manifest) -> frozenset[str]:
+        """Segments and disks that nobody but this snapshot uses."""
+        with self._guard:
+            held = self._held()
+            return frozenset(name for name in manifest.stored_files() if self._uses[name] == 1 and name not in held)
 
     def sweep(self, names: Iterable[str] | None = None) -> int:
         """Remove what nobody uses any more, of these files or of all; returns bytes freed."""
@@ -345,9 +365,9 @@ class SnapshotStore:
     # ---------------------------------------------------------------------------------------------------- live records
 
     def live(self) -> tuple[LiveRecord, ...]:
-        """Every start that was recorded and not ended."""
+        """Every start of a workspace that was recorded and not ended."""
         with self._guard:
-            return tuple(self._records.values())
+            return tuple(record for record in self._records.values() if not is_id(record.workspace_id, THROWAWAY))
 
     def live_record(self, workspace_id: WorkspaceId, generation: int) -> LiveRecord:
         """Raises NotFound, or StaleGeneration when another generation is recorded."""

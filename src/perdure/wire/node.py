@@ -261,6 +261,19 @@ class Verdict:
         return not self.missing and not self.damage and (self.trial is None or not self.trial.problem)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSizes:
+    """What a snapshot weighs on its node, in bytes of disk, without the image's base. ``own_bytes`` become free when it is deleted;
+    the rest it shares with other snapshots or a running machine."""
+
+    total_bytes: int
+    own_bytes: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.total_bytes - self.own_bytes
+
+
 # ---------------------------------------------------------------------------------------------------------------- inventory
 
 
@@ -537,6 +550,10 @@ class Node(Protocol):
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         """Delete them and whatever only they refer to; returns bytes freed."""
+        ...
+
+    async def stored_sizes(self, snapshot_ids: tuple[SnapshotId, ...]) -> Mapping[SnapshotId, StoredSizes]:
+        """What these weigh; those that the node does not have whole are absent."""
         ...
 
     async def inventory(self) -> Inventory: ...

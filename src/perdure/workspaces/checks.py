@@ -7,9 +7,18 @@ import re
 from perdure.core.errors import InvalidRequest
 from perdure.core.ids import check_name
 from perdure.workspaces.catalog import ImageFacts
+from perdure.workspaces.model import Configuration
 from perdure.workspaces.store import NewWorkspace
 
-__all__ = ["ImageFacts", "check_disk", "check_fork", "check_keep_awake", "check_new", "check_snapshot_name"]
+__all__ = [
+    "ImageFacts",
+    "check_configuration",
+    "check_disk",
+    "check_fork",
+    "check_keep_awake",
+    "check_new",
+    "check_snapshot_name",
+]
 
 FORK_LIMIT = 64
 DISK_LIMIT_GIB = 2048
@@ -17,6 +26,7 @@ VCPU_LIMIT = 64
 MEMORY_RANGE_MIB = (128, 1 << 20)  # the least that an image may have, so that no hint leads to a second refusal
 TIMER_LIMIT_S = 366 * 86400.0
 KEEP_AWAKE_LIMIT_S = 30 * 86400.0
+KEEP_LIMIT = 1000
 MAP_LIMIT = 100
 VALUE_LIMIT = 4096
 BRANCH_BASE_LENGTH = 44  # leaves room for a number in a name of 50 characters
@@ -36,14 +46,35 @@ def check_new(new: NewWorkspace, image: ImageFacts) -> None:
             f"A disk of {new.disk_gib} GiB is smaller than that of image {image.name!r} ({image.disk_gib} GiB).",
             hint=f"Ask for {image.disk_gib} GiB or more.",
         )
-    for what, seconds in (("idle timeout", new.idle_timeout_s), ("checkpoint interval", new.checkpoint_interval_s)):
-        if not 0 <= seconds <= TIMER_LIMIT_S:
-            raise InvalidRequest(f"{seconds:g} seconds is no {what}.", hint="Give seconds, 0 to turn it off.")
+    check_timers(new.idle_timeout_s, new.checkpoint_interval_s)
+    check_keep(new.keep_snapshots)
     for what, mapping in (("metadata", new.metadata), ("environment", new.environment)):
         if len(mapping) > MAP_LIMIT or any(len(key) > VALUE_LIMIT or len(value) > VALUE_LIMIT for key, value in mapping.items()):
             raise InvalidRequest(f"The {what} is too large.", hint=f"At most {MAP_LIMIT} entries of {VALUE_LIMIT} characters.")
         if any("\0" in key or "\0" in value for key, value in mapping.items()):
             raise InvalidRequest(f"The {what} contains a zero character.", hint="Leave it out.")
+
+
+def check_timers(idle_timeout_s: float | None, checkpoint_interval_s: float | None) -> None:
+    for what, seconds in (("idle timeout", idle_timeout_s), ("checkpoint interval", checkpoint_interval_s)):
+        if seconds is not None and not 0 <= seconds <= TIMER_LIMIT_S:
+            raise InvalidRequest(f"{seconds:g} seconds is no {what}.", hint="Give seconds, 0 to turn it off.")
+
+
+def check_keep(count: int | None) -> None:
+    if count is not None and not 0 <= count <= KEEP_LIMIT:
+        raise InvalidRequest(
+            f"{count} snapshots cannot be kept.",
+            hint=f"Give 0 to {KEEP_LIMIT}; it counts those that nobody asked for. Named and requested ones stay anyway.",
+        )
+
+
+def check_configuration(change: Configuration) -> None:
+    if all(value is None for value in change.given().values()):
+        raise InvalidRequest("There is nothing to change.", hint="Give keep_snapshots, idle_timeout_s or checkpoint_interval_s.")
+    check_timers(change.idle_timeout_s, change.checkpoint_interval_s)
+    if change.keep_snapshots != "default":
+        check_keep(change.keep_snapshots)
 
 
 def check_disk(disk_gib: int) -> None:

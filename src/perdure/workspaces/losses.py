@@ -31,10 +31,11 @@ DAY_S = 86400.0
 HAD_BEEN_AWAKE = frozenset({WorkspaceState.RUNNING, WorkspaceState.HIBERNATING})
 
 
-async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: Event) -> tuple[Record, Snapshot]:
-    """A capture is done: its row is complete, it is the head, retention is applied, the state moves; all or nothing."""
-    # The head of a sleeper is whole and newer: automatic ones before it would only cost bytes for as long as it sleeps.
-    keep = 0 if event is Event.CAPTURED else tools.settings.keep_automatic_checkpoints
+async def commit_capture(
+    tools: Tools, at: Record, facts: SnapshotFacts, event: Event, spare: SnapshotId | None = None
+) -> tuple[Record, Snapshot]:
+    """A capture is done: its row is complete, it is the head, retention is applied (but to ``spare``), the state moves; all or
+    nothing."""
     body: dict[str, Any] = {
         **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
         **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
@@ -45,7 +46,7 @@ async def commit_capture(tools: Tools, at: Record, facts: SnapshotFacts, event: 
             raise StaleGeneration(f"Snapshot {facts.snapshot_id} of {at.workspace.name!r} was given up meanwhile.")
         body |= {"reason": snapshot.reason.value, "name": snapshot.name}
         record = await tools.store.move(at, event, Change(head=facts.snapshot_id, body=body), tx)
-        await tools.store.supersede(tx, at.id, keep)
+        await tools.store.retain(tx, at.id, tools.settings.keep_automatic_checkpoints, spare)
     return record, snapshot
 
 
@@ -130,7 +131,7 @@ class Losses:
             )
             record = await self._store.move(at, Event.SALVAGED if settled else event, change, tx)
             if own:
-                await self._store.supersede(tx, at.id, self._tools.settings.keep_automatic_checkpoints)
+                await self._store.retain(tx, at.id, self._tools.settings.keep_automatic_checkpoints)
         return record
 
     async def _insert_lost(self, at: Record, facts: SnapshotFacts, tx: Transaction) -> str:
@@ -152,6 +153,7 @@ class Losses:
             machine_id=secrets.token_hex(16),
             idle_timeout_s=was.idle_timeout_s,
             checkpoint_interval_s=was.checkpoint_interval_s,
+            keep_snapshots=was.keep_snapshots,
             egress_allow=was.egress_allow,
             environment=was.environment,
             metadata=was.metadata,

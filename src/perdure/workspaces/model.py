@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
-from perdure.wire.node import Confinement, Guest, MachineSize, MemoryFate
+from perdure.wire.node import Confinement, Guest, HookRun, MachineSize, MemoryFate, StoredSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,23 @@ class CreateWorkspace:
     disk_gib: int | None = None
     idle_timeout_s: float | None = None  # 0: never
     checkpoint_interval_s: float | None = None  # 0: off
+    keep_snapshots: int | None = None  # see ``Workspace``
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What may be changed of a workspace at any time; None leaves it as it is."""
+
+    keep_snapshots: int | Literal["default"] | None = None
+    idle_timeout_s: float | None = None
+    checkpoint_interval_s: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,9 @@ class Workspace:
     state_changed_at: datetime
     last_active_at: datetime
     expires_at: datetime | None
+    #: Of the snapshots that nobody asked for, how many of the newest are kept, asleep too. None: the server's setting while it is
+    #: awake, and only the head while it sleeps.
+    keep_snapshots: int | None = None
 
 
 class SnapshotReason(StrEnum):
@@ -119,6 +136,29 @@ class Snapshot:
     disk_gib: int | None = None  # the disk's size in it
 
 
+class Kept(StrEnum):
+    """Why a snapshot stays; ``retention`` says what each means."""
+
+    HEAD = "head"
+    REFERENCED = "referenced"
+    NAMED = "named"
+    REQUESTED = "requested"
+    ORIGIN = "origin"
+    RECENT = "recent"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlace:
+    """A snapshot in its tree. Its ``parent_id`` here is the closest ancestor that is still there."""
+
+    snapshot: Snapshot
+    is_head: bool
+    kept: tuple[Kept, ...]  # empty: it is about to go
+    branches: tuple[str, ...]  # names of other workspaces that were forked from it or wake from it
+    references: tuple[str, ...]  # what else needs it, as in "execution exe_01k…"
+    sizes: StoredSizes | None  # None when the node does not have it, or cannot be asked
+
+
 class DiskFate(StrEnum):
     NEW = "new"
     KEPT = "kept"
@@ -146,6 +186,7 @@ class ResumeReport:
     timings_ms: Mapping[str, float]
     at: datetime
     problems: tuple[str, ...] = ()  # what the guest could not repair (its clock, randomness, identity, disk), a sentence each
+    hooks: tuple[HookRun, ...] = ()  # the workspace's own programs that the wake ran before all others went on
     kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
 
 
@@ -251,6 +292,22 @@ class Workspaces(Protocol):
         ...
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]: ...
+
+    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
+        """Its snapshots, oldest first, each with its place in the tree, what keeps it and what it weighs."""
+        ...
+
+    async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:
+        """Change how much it keeps and its timers. What retention keeps no longer is on its way out when this returns."""
+        ...
+
+    async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
+        """Give a snapshot (by id or name) a name: it is kept for as long as it has one. None takes it away."""
+        ...
+
+    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
+        """Remove a snapshot. Conflict with the reason when a workspace wakes from it or was forked from it, or something needs it."""
+        ...
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         """The report of the last wake."""

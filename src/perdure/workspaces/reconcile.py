@@ -161,7 +161,6 @@ class Reconciler:
 
     async def _snapshots(self, node: Node) -> None:
         """Rows and files agree again. A pending row whose workspace has an operation in flight is left to it."""
-        await self._store.mark_orphans(node.node_id)
         inventory = await node.inventory()
         rows = {row.id: row for row in await self._store.on_node(node.node_id)}  # after the files: a new file has a row by now
         strangers = tuple(facts.snapshot_id for facts in inventory.snapshots if facts.snapshot_id not in rows)

@@ -19,21 +19,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from perdure.core.ids import SnapshotId, WorkspaceId
-from perdure.workspaces.model import SnapshotReason
-
-
-class Kept(StrEnum):
-    """Why a snapshot stays."""
-
-    HEAD = "head"
-    REFERENCED = "referenced"
-    NAMED = "named"
-    REQUESTED = "requested"
-    ORIGIN = "origin"
-    RECENT = "recent"
+from perdure.workspaces.model import Kept, SnapshotReason
 
 
 @dataclass(frozen=True, slots=True)

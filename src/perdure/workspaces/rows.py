@@ -118,6 +118,7 @@ def _workspace(row: Mapping[str, Any]) -> Workspace:
         state_changed_at=row["state_changed_at"],
         last_active_at=row["last_active_at"],
         expires_at=row["expires_at"],
+        keep_snapshots=row["keep_snapshots"],
     )
 
 

@@ -26,15 +26,19 @@ from perdure.core.ids import check_name
 from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.workspaces import checks
-from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
+from perdure.workspaces.branches import Branches
+from perdure.workspaces.keeping import Keeping
+from perdure.workspaces.lifecycle import RECOVERABLE, Event
 from perdure.workspaces.model import (
     Awake,
+    Configuration,
     Context,
     CreateWorkspace,
     JournalEntry,
     Recovery,
     ResumeReport,
     Snapshot,
+    SnapshotPlace,
     SnapshotReason,
     TreeNode,
     Workspace,
@@ -59,6 +63,8 @@ class WorkspaceService:
         self._upkeep = Upkeep(tools)
         self._operations = self._upkeep.operations
         self._losses = self._upkeep.losses
+        self._branches = Branches(tools, self._upkeep)
+        self._keeping = Keeping(tools, self._upkeep)
 
     async def start(self) -> None:
         """Repair what an earlier process left, then begin to watch over what is awake."""
@@ -117,6 +123,7 @@ class WorkspaceService:
             machine_id=secrets.token_hex(16),
             idle_timeout_s=settings.idle_timeout_s if idle_s is None else idle_s,
             checkpoint_interval_s=settings.checkpoint_interval_s if interval_s is None else interval_s,
+            keep_snapshots=spec.keep_snapshots,
             egress_allow=tuple(dict.fromkeys((*image.egress_allow, *spec.egress_allow))),
             environment={**image.environment, **spec.environment},
             metadata=spec.metadata,
@@ -268,98 +275,37 @@ class WorkspaceService:
     ) -> list[Workspace | PerdureError]:
         self._upkeep.check_open()
         checks.check_fork(count, names)
-        record = await self._find(ctx, ref)
-        owner = self._upkeep.owner(record.id)
-        starts = await owner.run(partial(self._branch_job, owner, ctx, count, snapshot, names))
-        started = await asyncio.gather(*map(asyncio.shield, starts), return_exceptions=True)
-        self._upkeep.clean_soon()
-        outcomes: list[Workspace | PerdureError] = []
-        for outcome in started:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, PerdureError):
-                raise outcome
-            outcomes.append(outcome.workspace if isinstance(outcome, Record) else outcome)
-        return outcomes
+        return await self._branches.fork(ctx, await self._find(ctx, ref), count, snapshot, names)
 
-    async def _branch_job(
-        self, owner: Owner, ctx: Context, count: int, ref: str | None, names: tuple[str, ...]
-    ) -> list[asyncio.Task[Record]]:
-        """Choose or make the snapshot, insert the children and set off their starts, in one turn of the parent: no retention
-        comes between, and a caller that goes away leaves no child behind."""
-        at, snapshot = await self._fork_point(owner, ref)
-        if snapshot.has_memory and not snapshot.quiesced:
-            raise Conflict(
-                f"Snapshot {snapshot.id} was taken while programs were still moving; it can wake its own workspace only.",
-                hint="Fork again without naming a snapshot: a new checkpoint is taken.",
-            )
-        wanted = names or await self._branch_names(at, count)
-        branches = [self._branch(at, snapshot, name) for name in wanted]
-        owners = [self._upkeep.newborn(branch.id) for branch in branches]
-        try:
-            async with self._store.database.transaction() as tx:
-                for branch in branches:
-                    await self._store.insert(branch, {"by": ctx.principal}, tx)
-                body = {"snapshot_id": snapshot.id, "branches": list(wanted), "by": ctx.principal}
-                await self._store.note(tx, at, "forked", body)
-        except PerdureError:
-            for newborn in owners:
-                newborn.is_newborn = False
-            raise
-        return [self._upkeep.spawn(self._start_child(newborn)) for newborn in owners]
+    async def rewind(self, ctx: Context, ref: str, snapshot: str) -> tuple[Workspace, ResumeReport]:
+        self._upkeep.check_open()
+        record = await self._branches.rewind(ctx, await self._find(ctx, ref), snapshot)
+        return record.workspace, _reported(record)
 
-    async def _fork_point(self, owner: Owner, ref: str | None) -> tuple[Record, Snapshot]:
-        at = await self._upkeep.current(owner)
-        if ref is not None:
-            return at, await self._store.snapshot(at, ref)
-        if owner.live is not None:
-            at, snapshot = await self._operations.checkpoint(owner, at, SnapshotReason.FORK)
-            if not snapshot.quiesced:  # one program was in a long system call: it seldom is twice
-                at, snapshot = await self._operations.checkpoint(owner, at, SnapshotReason.FORK)
-            return at, snapshot
-        head = at.workspace.head_snapshot_id
-        if head is None or at.state in WITH_MACHINE:
-            raise Conflict(f"Workspace {at.workspace.name!r} has no snapshot to fork from.", hint="Wake it first, then fork it.")
-        return at, await self._store.snapshot(at, head)
+    async def promote(self, ctx: Context, ref: str) -> tuple[Workspace, ResumeReport]:
+        self._upkeep.check_open()
+        record = await self._branches.promote(ctx, await self._find(ctx, ref))
+        return record.workspace, _reported(record)
 
-    async def _branch_names(self, at: Record, count: int) -> tuple[str, ...]:
-        base = at.workspace.name.split("@")[0][: checks.BRANCH_BASE_LENGTH].rstrip("-")
-        taken = await self._store.names_like(at.workspace.tenant_id, f"{base}-")
-        free = (name for number in range(1, len(taken) + count + 1) if (name := f"{base}-{number}") not in taken)
-        return tuple(next(free) for _ in range(count))
+    async def discard(self, ctx: Context, ref: str) -> None:
+        await self._branches.discard(ctx, await self._store.by_ref(ctx.tenant_id, ref))
 
-    def _branch(self, at: Record, snapshot: Snapshot, name: str) -> NewWorkspace:
-        parent = at.workspace
-        return NewWorkspace(
-            id=self._tools.mint_workspace(),
-            tenant_id=parent.tenant_id,
-            name=check_name(name),
-            kind=WorkspaceKind.BRANCH,
-            node_id=at.node_id,
-            image=parent.image,
-            image_name=parent.image_name,
-            memory_mib=parent.size.memory_mib,
-            vcpus=parent.size.vcpus,
-            disk_gib=parent.disk_gib,
-            hostname=name,
-            machine_id=secrets.token_hex(16),
-            idle_timeout_s=parent.idle_timeout_s,
-            checkpoint_interval_s=parent.checkpoint_interval_s,
-            egress_allow=parent.egress_allow,
-            environment=parent.environment,
-            metadata=parent.metadata,
-            head_snapshot_id=snapshot.id,
-            parent_id=at.id,
-            forked_from=snapshot.id,
-        )
+    async def tree(self, ctx: Context, ref: str) -> list[TreeNode]:
+        return await self._branches.tree(await self._store.by_ref(ctx.tenant_id, ref))
 
-    async def _start_child(self, owner: Owner) -> Record:
-        async def job() -> Record:
-            try:
-                at = await self._store.by_id(owner.id)
-                return await self._operations.start(owner, at, await self._operations.plan_wake(at))
-            finally:
-                owner.is_newborn = False
+    # ----------------------------------------------------------------------------------------------------------------- keeping
 
-        return await owner.run(job)
+    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
+        return await self._keeping.lineage(await self._find(ctx, ref))
+
+    async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:
+        return await self._keeping.configure(ctx, await self._find(ctx, ref), change)
+
+    async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
+        return await self._keeping.name_snapshot(ctx, await self._find(ctx, ref), snapshot, name)
+
+    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
+        return await self._keeping.remove_snapshot(ctx, await self._find(ctx, ref), snapshot)
 
     # ------------------------------------------------------------------------------------------------------------------ others
 

@@ -18,7 +18,7 @@ from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.db.database import Database, Transaction
 from perdure.journal.entries import canonical
 from perdure.wire.node import SnapshotFacts
-from perdure.workspaces import rows
+from perdure.workspaces import lineage, rows
 from perdure.workspaces.lifecycle import Event, Refusal, Transition, decide
 from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, WorkspaceKind, WorkspaceState
 from perdure.workspaces.rows import Point, Record
@@ -42,6 +42,7 @@ class NewWorkspace:
     machine_id: str
     idle_timeout_s: float
     checkpoint_interval_s: float
+    keep_snapshots: int | None = None
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -255,7 +256,7 @@ class WorkspaceStore:
     async def forget(self, *snapshot_ids: SnapshotId) -> None:
         """Drop rows that are not complete: the node has no such snapshot."""
         if snapshot_ids:
-            await self.database.run("snapshots.drop", ids=list(snapshot_ids))
+            await self.database.run("retention.drop", ids=list(snapshot_ids))
 
     async def snapshots(self, workspace_id: WorkspaceId) -> list[Snapshot]:
         return [rows.snapshot(row) for row in await self.database.all("snapshots.of_workspace", workspace_id=workspace_id)]
@@ -322,15 +323,18 @@ class WorkspaceStore:
             for row in found
         ]
 
-    async def supersede(self, tx: Transaction, workspace_id: WorkspaceId, keep: int) -> int:
-        """Mark what retention no longer keeps; returns how many."""
-        return len(await tx.all("snapshots.mark_superseded", workspace_id=workspace_id, keep=keep))
+    async def retain(self, tx: Transaction, workspace_id: WorkspaceId, default: int, spare: SnapshotId | None = None) -> int:
+        """Mark what retention no longer keeps, except ``spare``, which is about to become the head; returns how many."""
+        return await lineage.retain(tx, workspace_id, default, spare)
 
     async def free(self, tx: Transaction, workspace_id: WorkspaceId) -> int:
-        return len(await tx.all("snapshots.mark_freed", workspace_id=workspace_id))
+        """Mark everything of a workspace that is deleted, but for what another one stands on; returns how many."""
+        begun = await tx.all("retention.give_up", workspace_id=workspace_id)
+        return len(begun) + await lineage.retain(tx, workspace_id, 0)
 
-    async def mark_orphans(self, node_id: NodeId) -> int:
-        return len(await self.database.all("snapshots.mark_orphans", node_id=node_id))
+    async def crowded(self, node_id: NodeId, default: int) -> list[WorkspaceId]:
+        """Workspaces, deleted ones included, of which retention would mark something."""
+        return await lineage.crowded(self.database, node_id, default)
 
     async def deleting(self, node_id: NodeId) -> tuple[SnapshotId, ...]:
         return tuple(SnapshotId(row["id"]) for row in await self.database.all("snapshots.deleting", node_id=node_id))

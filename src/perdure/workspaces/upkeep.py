@@ -66,6 +66,7 @@ class Upkeep:
                 asyncio.create_task(self._every(RECONCILE_S, self.reconcile, None), name="reconcile"),
                 asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
             ]
+            self.clean_soon()
 
     async def shutdown(self, order: StopOrder) -> StopReport:
         """Put everything to sleep, then stop; see ``Shutdown``."""
@@ -215,14 +216,21 @@ class Upkeep:
         self._dirty.set()
 
     async def clean(self) -> None:
-        """Delete expired lost branches and every snapshot that is marked."""
+        """Delete expired lost branches and every snapshot that retention keeps no longer."""
         self._dirty.clear()
         for workspace_id in await self._store.expired(self._node.node_id):
             owner = self.owner(workspace_id)
             with suppress(StaleGeneration):
                 await owner.run(partial(self.delete_job, owner, "expired"), urgent=True)
-        await self._store.mark_orphans(self._node.node_id)
+        for workspace_id in await self._store.crowded(self._node.node_id, self._tools.settings.keep_automatic_checkpoints):
+            owner = self.owner(workspace_id)
+            if not owner.is_busy:  # what it is at may be about to need one of them; the next pass comes
+                await owner.run(partial(self._retain, workspace_id), urgent=True)
         await self.reconciler.reap(self._node)
+
+    async def _retain(self, workspace_id: WorkspaceId) -> None:
+        async with self._store.database.transaction() as tx:
+            await self._store.retain(tx, workspace_id, self._tools.settings.keep_automatic_checkpoints)
 
     @staticmethod
     async def _every(seconds: float, work: Callable[[], Awaitable[None]], early: asyncio.Event | None) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.core.ids import SnapshotId, WorkspaceId
-from perdure.workspaces.model import SnapshotReason
-from perdure.workspaces.retention import Entry, Holder, Kept, Tree, expendable, irremovable, nearest, way, why_kept
+from perdure.workspaces.model import Kept, SnapshotReason
+from perdure.workspaces.retention import Entry, Holder, Tree, expendable, irremovable, nearest, way, why_kept
 
 REASONS = st.sampled_from(SnapshotReason)
 

@@ -7,19 +7,17 @@ where w.id = %(workspace_id)s and w.generation = %(generation)s and w.state <> '
 returning id;
 
 -- name: complete
--- What the node made. ``owner_id`` differs from the row's workspace for a salvaged disk that becomes a branch of its own.
+-- What the node made. ``owner_id`` differs from the row's workspace for a salvaged disk that becomes a branch of its own. A parent
+-- that the node remembers and that is gone meanwhile gives way to what was the head when this one was begun.
 update snapshots
-set state = 'complete', workspace_id = coalesce(%(owner_id)s::text, workspace_id), parent_id = %(parent_id)s, image = %(image)s,
+set state = 'complete', workspace_id = coalesce(%(owner_id)s::text, workspace_id), image = %(image)s,
+    parent_id = coalesce((select p.id from snapshots p where p.id = %(parent_id)s), parent_id),
     memory_mib = %(memory_mib)s, vcpus = %(vcpus)s, disk_gib = %(disk_gib)s, has_memory = %(has_memory)s, quiesced = %(quiesced)s,
     pages = %(pages)s, memory_bytes = %(memory_bytes)s, memory_total_bytes = %(memory_total_bytes)s, disk_bytes = %(disk_bytes)s,
     disk_total_bytes = %(disk_total_bytes)s, device_bytes = %(device_bytes)s, pause_s = %(pause_s)s,
     fingerprint = %(fingerprint)s, created_at = perdure_now()
 where id = %(id)s and state = 'pending'
 returning *;
-
--- name: drop
--- The row of a snapshot that the node does not have (any more).
-delete from snapshots where id = any(%(ids)s) and state <> 'complete';
 
 -- name: of_workspace
 -- Complete ones, oldest first.
@@ -49,33 +47,6 @@ where node_id = %(node_id)s order by created_at, id;
 -- name: unfinished
 -- Pending ones of a workspace.
 select id, reason, name, generation from snapshots where workspace_id = %(workspace_id)s and state = 'pending' order by created_at, id;
-
--- name: mark_superseded
--- Retention: the newest automatic ones stay, and whatever is head, named, requested, or still forked from.
-update snapshots s set state = 'deleting'
-where s.workspace_id = %(workspace_id)s and s.state = 'complete' and s.name is null and s.reason <> 'requested'
-  and not exists (select 1 from workspaces w where w.state <> 'deleted' and w.head_snapshot_id = s.id)
-  and not exists (select 1 from workspaces w where w.state <> 'deleted' and w.forked_from = s.id)
-  and (s.reason <> 'automatic' or s.id not in (
-        select k.id from snapshots k
-        where k.workspace_id = %(workspace_id)s and k.state = 'complete' and k.reason = 'automatic'
-        order by k.created_at desc, k.id desc limit %(keep)s))
-returning s.id;
-
--- name: mark_freed
--- All of a deleted workspace, but for those that are still the head of another.
-update snapshots s set state = 'deleting'
-where s.state <> 'deleting' and s.workspace_id = %(workspace_id)s
-  and not exists (select 1 from workspaces w where w.state <> 'deleted' and w.id <> %(workspace_id)s and w.head_snapshot_id = s.id)
-returning s.id;
-
--- name: mark_orphans
--- Snapshots of deleted workspaces that were kept for a branch and are no longer its head.
-update snapshots s set state = 'deleting'
-where s.node_id = %(node_id)s and s.state = 'complete'
-  and exists (select 1 from workspaces o where o.id = s.workspace_id and o.state = 'deleted')
-  and not exists (select 1 from workspaces w where w.state <> 'deleted' and w.head_snapshot_id = s.id)
-returning s.id;
 
 -- name: deleting
 -- What the node must still delete.

@@ -2,10 +2,10 @@
 -- A new workspace and the first entry of its thread.
 insert into workspaces (id, tenant_id, name, kind, state, generation, node_id, image, image_name, memory_mib, vcpus, disk_gib,
                         head_snapshot_id, parent_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
-                        egress_allow, environment, metadata, expires_at, state_detail)
+                        keep_snapshots, egress_allow, environment, metadata, expires_at, state_detail)
 values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(image)s, %(image_name)s, %(memory_mib)s,
         %(vcpus)s, %(disk_gib)s, %(head_snapshot_id)s, %(parent_id)s, %(forked_from)s, %(hostname)s, %(machine_id)s,
-        %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(egress_allow)s, %(environment)s, %(metadata)s,
+        %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(keep_snapshots)s, %(egress_allow)s, %(environment)s, %(metadata)s,
         perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
 returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
           null::text as head_origin_id, null::boolean as head_quiesced,
