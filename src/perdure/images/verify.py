@@ -46,6 +46,10 @@ class ImageVerifier:
             return (Damage(error.file or file_name(path), error.message),)
         return () if other == ref else (Damage(file_name(path), f"The golden snapshot {ref} is gone; {other} is in its place."),)
 
+    def ram(self, digest: str, ref: str) -> Path:
+        """The RAM of a golden that was found whole."""
+        return self._store.root / "blobs" / digest / "golden" / ref.rpartition(".")[0] / "ram.base"
+
     def _beside(self, path: Path) -> tuple[Damage, ...]:
         if path not in self._known:
             self._known[path] = tuple(self._read(path))
