@@ -73,5 +73,8 @@ def awake_headers(awake: Awake) -> dict[str, str]:
     if awake.workspace.confinement is not None:
         headers[public.ISOLATION_HEADER] = awake.workspace.confinement.isolation.value
     if awake.report is not None:
-        headers[public.RESUME_HEADER] = render.resume_report(awake.report).model_dump_json(ensure_ascii=True)
+        report = render.resume_report(awake.report)
+        # A header has little room for what hooks wrote; the report that can be asked for has it.
+        report = report.model_copy(update={"hooks": [hook.model_copy(update={"output": ""}) for hook in report.hooks]})
+        headers[public.RESUME_HEADER] = report.model_dump_json(ensure_ascii=True)
     return headers

@@ -82,6 +82,17 @@ def resume_report(value: model.ResumeReport) -> public.ResumeReport:
         timings_ms=dict(value.timings_ms),
         at=value.at,
         problems=list(value.problems),
+        hooks=[_hook(hook) for hook in value.hooks],
+    )
+
+
+def _hook(value: node.HookRun) -> public.HookInfo:
+    return public.HookInfo(
+        name=value.name,
+        outcome=value.outcome.value,
+        exit_code=value.exit_code,
+        seconds=value.seconds,
+        output=value.output,
     )
 
 

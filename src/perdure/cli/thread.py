@@ -47,7 +47,19 @@ def woke(report: Body) -> str:
     if report.get("lost_branch"):
         parts.append(f"what the snapshot lacks is in {report['lost_branch']}")
     parts += [f"problem: {problem}" for problem in report.get("problems") or ()]
+    parts += [hook(run) for run in report.get("hooks") or () if run.get("outcome") != "ok"]
     return ", ".join(parts)
+
+
+def hook(run: Body) -> str:
+    """How one of the workspace's own programs for wakes ended."""
+    outcome, seconds = run.get("outcome"), duration(float(run.get("seconds") or 0))
+    ways = {
+        "ok": f"done in {seconds}",
+        "failed": f"failed with exit code {run.get('exit_code')}",
+        "timeout": f"killed after {seconds}: it ran into its limit",
+    }
+    return f"hook {run.get('name')} {ways.get(str(outcome), f'did not run ({outcome})')}"
 
 
 def _by(body: Body) -> str:

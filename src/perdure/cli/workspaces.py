@@ -21,6 +21,7 @@ from perdure.wire.node import MemoryFate
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)]
 #: How long a create may take before somebody wants to know why, and how often it is looked at then.
 PATIENCE_S = 0.5
+_HOOK_LINES = 5  # of a hook's output that ``show`` prints
 STATES = {"running": "green", "hibernated": "blue", "failed": "red"}
 
 
@@ -187,6 +188,7 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         ("forked from", f"{info.parent_id} at {info.forked_from}" if info.parent_id else "-"),
         ("created", info.created_at.isoformat(timespec="seconds")),
         ("last wake", _woke(report) if report else "-"),
+        ("hooks", _hooks(report)),
     ]
     say(f"[bold]{markup(info.name)}[/]")
     for label, value in lines:
@@ -228,6 +230,12 @@ def _head(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> list[
     return lines
 
 
+def _hooks(report: public.ResumeReport | None) -> str | list[str]:
+    """What the last wake ran of the workspace's own, each with the end of its output."""
+    told = [(thread.hook(run.model_dump(mode="json")), run.output.strip().splitlines()) for run in (report.hooks if report else ())]
+    return [markup(line) for first, output in told for line in (first, *(f"  {said}" for said in output[-_HOOK_LINES:]))] or "-"
+
+
 def _woke(report: public.ResumeReport) -> str:
     return markup(thread.woke(report.model_dump(mode="json")))
 
@@ -235,8 +243,9 @@ def _woke(report: public.ResumeReport) -> str:
 def tell_losses(workspace: Workspace) -> None:
     """On stderr, when the call just made woke the workspace and not everything was kept."""
     report = workspace.report
+    failed_hooks = [hook for hook in report.hooks if hook.outcome != "ok"] if report is not None else []
     if report is not None and (
-        report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost or report.problems
+        report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost or report.problems or failed_hooks
     ):
         note(f"[yellow]{markup(workspace.name)} woke: {_woke(report)}[/]")
 

@@ -51,6 +51,10 @@ class Settings(BaseSettings):
     idle_timeout_s: float = Field(default=900.0, ge=0, description="Default idle time before hibernation; 0 means never.")
     checkpoint_interval_s: float = Field(default=60.0, ge=0, description="Default interval of automatic checkpoints; 0 off.")
     unresponsive_s: float = Field(default=20.0, gt=0, description="A guest silent this long is failed.")
+    hook_limit_s: float = Field(
+        default=10.0, gt=0, le=3600, description="What one program in /etc/perdure/on-wake.d may take at a wake."
+    )
+    hooks_limit_s: float = Field(default=30.0, gt=0, le=3600, description="What all of them together may take at a wake.")
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
     shutdown_deadline_s: float = Field(
         default=60.0,

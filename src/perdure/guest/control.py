@@ -1,7 +1,7 @@
 """The control channel: handshake, repairs, freeze and thaw, and what a host asks of the machine as a whole.
 
-Order of a wake: old streams dropped, clock, randomness, identity, environment, then thaw. Users' processes see the repaired
-world only.
+Order of a wake: old streams dropped, clock, randomness, identity, environment, resume.json, hooks, then thaw. Users' processes
+see the repaired world only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from perdure.guest import repair, worker
+from perdure.guest import hooks, repair, resume, worker
 from perdure.guest.launch import DEFAULT_PATH
 from perdure.guest.worker import Talk
 from perdure.guest.world import read_file
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOSTNAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,62})$")
 _MACHINE_ID = re.compile(r"^[0-9a-f]{32}$")
+_RANDOMNESS = "randomness"
 _IDLE_WINDOW_S = 0.2
 _IDLE_SHARE = 0.1
 
@@ -122,11 +123,15 @@ class Control:
         self._generation = generation
         answer: dict[str, Any] = {"ok": True, "failed": [], "dropped": self._drop_streams()}
         self._step(request["clock"], answer)
-        self._repair(answer, "randomness", lambda: self._system.add_entropy(bytes.fromhex(request["entropy"])))
+        self._repair(answer, _RANDOMNESS, lambda: self._system.add_entropy(bytes.fromhex(request["entropy"])))
+        unlike = [failure for failure in answer["failed"] if failure.startswith(_RANDOMNESS)]
+        if unlike and request.get("new_identity"):  # its programs must not go on: they would draw what its siblings' do
+            reply(_failure(Code.FAILED, f"A new workspace got no random numbers of its own: {unlike[0]}."))
+            return
         self._repair(answer, "hostname", lambda: self._system.set_hostname(hostname))
         self._execs.environment = self._environment(dict(request.get("environment") or {}), bool(request.get("proxy")))
         if not request.get("new_identity"):
-            self._woken(answer, reply)
+            self._repaired(request, answer, reply)
             return
 
         def identified(message: dict[str, Any] | None) -> None:
@@ -134,16 +139,42 @@ class Control:
             if message is not None:
                 answer["failed"] += message.get("failed") or [message["message"]] if "ok" not in message else message["failed"]
                 answer["host_keys"] = bool(message.get("host_keys"))
-                self._woken(answer, reply)
-            elif "wall_ns" not in answer:
+                self._repaired(request, answer, reply)
+            elif "running" not in answer:
                 answer["failed"].append("identity: the worker ended without an answer")
-                self._woken(answer, reply)
+                self._repaired(request, answer, reply)
 
         worker.start(self._loop, self._world.view, lambda talk: repair.write_identity(talk, hostname, machine_id), identified)
 
-    def _woken(self, answer: dict[str, Any], reply: Reply) -> None:
+    def _repaired(self, request: dict[str, Any], answer: dict[str, Any], reply: Reply) -> None:
+        """Tell it inside, and run hooks, where the host wants that: once in a generation, not when it connects again."""
         answer["running"] = self._execs.running_ids()
         answer["lost"] = self._execs.lost_ids()
+        told, limits = request.get("resume"), request.get("hooks")
+        if told is None:
+            self._woken(answer, reply)
+            return
+        answer["hooks"] = []
+        self._tell(told, answer)
+        if not limits or not hooks.may_exist(self._world.root):
+            self._woken(answer, reply)
+            return
+
+        def done(runs: list[dict[str, Any]], problems: list[str]) -> None:
+            answer["hooks"] = runs
+            answer["failed"] += problems
+            self._flusher.worked()
+            self._tell(told, answer)
+            self._woken(answer, reply)
+
+        environment = {**self._execs.environment, **_facts({**told, "new_identity": int(bool(request.get("new_identity")))})}
+        hooks.Hooks(self._loop, self._world, environment, limits, done).start()
+
+    def _tell(self, told: dict[str, Any], answer: dict[str, Any]) -> None:
+        report = resume.compose(told, answer)
+        self._repair(answer, resume.PATH, lambda: resume.write(self._world.root, report))
+
+    def _woken(self, answer: dict[str, Any], reply: Reply) -> None:
         self._repair(answer, "thaw", self._world.thaw)
         if answer.pop("host_keys", False):
             keys = {"exec_id": f"host-keys-{self._generation}", "argv": ["ssh-keygen", "-A"]}
@@ -234,6 +265,13 @@ class Control:
 
     def _settle(self, request: dict[str, Any], reply: Reply) -> None:
         _Settling(self._loop, self._execs, request, reply).start()
+
+
+def _facts(told: dict[str, Any]) -> dict[str, str]:
+    """The report's simple values as environment variables for hooks; "" for none."""
+    names = ("workspace_id", "generation", "snapshot_id", "memory", "memory_reason", "disk", "asleep_s", "new_identity")
+    values = {f"PERDURE_{name.upper()}": told.get(name) for name in names}
+    return {"PERDURE_RESUME": resume.PATH, **{name: "" if value is None else str(value) for name, value in values.items()}}
 
 
 class _Settling:

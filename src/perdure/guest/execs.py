@@ -381,7 +381,7 @@ class Command:
         if sub in self._pipes:
             fd = self._pipes.pop(sub)
             self._loop.remove(fd)
-            _Sink(self._loop, fd)
+            Sink(self._loop, fd)
 
     def _verdict(self, code: int) -> dict[str, Any]:
         number = -code if code < 0 else None
@@ -424,8 +424,8 @@ class Command:
         }
 
 
-class _Sink:
-    """Reads a pipe that background processes still hold, and drops it."""
+class Sink:
+    """Reads a pipe that background processes may still hold, and drops it; closes it when nobody does."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self._loop = loop

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _REAPER_NAME = "perdure-init"
 _REAPER_GROUP = "perdure.init"  # no command's id has a dot
+_HOOK_GROUP = "perdure.hook."
+_ADOPT_TRIES = 8
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -135,6 +137,8 @@ class World:
         self.view = root
         """The root as users see it, with what they mounted: for work on their files."""
         self._oom_kills_seen = 0
+        self._hooks: list[Group] = []  # groups beside the users' own, while somebody is in them
+        self._adopted: list[Group] = []  # what hooks left running, now among the users' own
 
     def start(self) -> list[str]:
         """Make or find cgroup and namespace. Returns the names of command groups that an earlier agent left behind.
@@ -146,7 +150,7 @@ class World:
             os.makedirs(self._cgroup, exist_ok=True)
             self._enable_controllers()
             os.makedirs(f"{self._cgroup}/{_REAPER_GROUP}", exist_ok=True)
-            left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir() and entry.name != _REAPER_GROUP]
+            left = [entry.name for entry in os.scandir(self._cgroup) if entry.is_dir() and "." not in entry.name]
         self._enter_namespaces()
         return left
 
@@ -237,6 +241,36 @@ class World:
     def group(self, name: str) -> Group:
         return Group(None if self._cgroup is None else f"{self._cgroup}/{name}")
 
+    def hook_group(self, name: str) -> Group:
+        """A group beside the users' own: a wake's hooks run while that is frozen."""
+        group = Group(None if self._cgroup is None else f"{self._cgroup}-hooks/{name}")
+        self._hooks.append(group)
+        return group
+
+    def adopt(self, group: Group, name: str) -> None:
+        """A hook is over: move what it left running to the users' other processes, which a capture freezes as a whole."""
+        if group.path is None or not group.pids():
+            self.drop_hooks()
+            return
+        into = self.group(f"{_HOOK_GROUP}{name}")
+        self._adopted.append(into)
+        for _ in range(_ADOPT_TRIES):  # it may fork meanwhile
+            for pid in group.pids():
+                try:
+                    write_file(f"{into.path}/cgroup.procs", str(pid))
+                except OSError:
+                    continue  # it has ended
+            if not group.pids():
+                break
+        else:
+            group.kill()
+        self.drop_hooks()
+
+    def drop_hooks(self) -> None:
+        """Remove the groups of hooks in which nobody is left."""
+        self._hooks = [group for group in self._hooks if not group.remove()]
+        self._adopted = [group for group in self._adopted if not group.remove()]
+
     def launch(self, group: Group, spec: dict[str, Any], environment: dict[str, str], fds: list[int]) -> tuple[int, int]:
         """Start a command in the users' PID namespace and the group, with streams and status pipe ``fds``: (pid, pidfd)."""
         pid, pidfd = self._forker.launch(spec, environment, group.path, fds)
@@ -260,7 +294,9 @@ class World:
     # --------------------------------------------------------------------------------------------------- freeze
 
     def is_frozen(self) -> bool:
-        return "frozen 1" in read_file(f"{self._cgroup}/cgroup.events")
+        if self._hooks:
+            self.drop_hooks()  # one that was killed and hung in the kernel; while it does, not everybody stands still
+        return not self._hooks and "frozen 1" in read_file(f"{self._cgroup}/cgroup.events")
 
     def freeze(self, deadline_s: float, done: Callable[[bool], None]) -> None:
         """Ask every user process to stand still; call back with True when all do, with False at the deadline.
@@ -286,7 +322,7 @@ class World:
         def changed(_mask: int) -> None:
             os.lseek(fd, 0, os.SEEK_SET)
             if b"frozen 1" in os.read(fd, 4096):
-                finish(True)
+                finish(self.is_frozen())
 
         timer: Timer = self._loop.call_later(deadline_s, lambda: finish(self.is_frozen()))
         self._loop.add(fd, URGENT, changed)

@@ -20,14 +20,16 @@ from typing import Any, Literal
 from perdure.core.clock import Clock, SystemClock
 from perdure.core.errors import GuestUnresponsive, MachineDied, MachineFailed, PerdureError, StaleGeneration
 from perdure.core.ids import ExecId
+from perdure.machines import guestlink_hooks
 from perdure.machines.driver import ChannelName
 from perdure.machines.guestlink_channel import Channel
 from perdure.machines.guestlink_exec import integer
 from perdure.machines.guestlink_files import GuestFiles
+from perdure.machines.guestlink_hooks import HookLimits
 from perdure.machines.guestlink_stream import LinkStream, clean
 from perdure.wire.guest import PROTOCOL
 from perdure.wire.guest.ops import Call, Note, Op
-from perdure.wire.node import Identity
+from perdure.wire.node import HookRun, Identity
 
 Connect = Callable[[ChannelName], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 #: A stream that a program in the guest asks for: ("egress", {"host", "port"}) or ("api", {}). The callee answers with
@@ -64,6 +66,8 @@ class WakeRequest:
     new_identity: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     proxy: bool = True  # point HTTP(S)_PROXY of user programs at the agent
+    report: Mapping[str, Any] | None = None  # what of the report is known, for resume.json; None: none is written, no hook runs
+    hooks: HookLimits = field(default_factory=HookLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class WakeReport:
     execs_running: tuple[ExecId, ...]
     execs_lost: tuple[ExecId, ...]
     problems: tuple[str, ...]  # repairs that failed, one sentence each
+    hooks: tuple[HookRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,7 @@ class GuestLink(GuestFiles):
         if before is None or self.hello is None or before.instance != self.hello.instance:
             self._running.clear()
         if self._wake_request is not None:
-            await self._wake(self._wake_request, new_identity=False, deadline_s=self._unresponsive_s)
+            await self._wake(self._wake_request, first=False, deadline_s=self._unresponsive_s)
         self._check_whole()
         self._ready.set()
 
@@ -265,13 +270,16 @@ class GuestLink(GuestFiles):
         return int(self._clock.now().timestamp() * 1_000_000) * 1000
 
     async def wake(self, request: WakeRequest, deadline_s: float | None = None) -> WakeReport:
-        """Repair clock, randomness, identity and environment, drop stale connections, thaw the users' processes."""
+        """Repair clock, randomness, identity and environment, drop stale connections, write the report and run hooks where the
+        request has one, thaw the users' processes."""
         self.generation = request.identity.generation
         await self._await_ready()
-        return await self._wake(request, new_identity=request.new_identity, deadline_s=deadline_s or self._unresponsive_s)
+        return await self._wake(request, first=True, deadline_s=deadline_s or self._unresponsive_s)
 
-    async def _wake(self, request: WakeRequest, *, new_identity: bool, deadline_s: float) -> WakeReport:
+    async def _wake(self, request: WakeRequest, *, first: bool, deadline_s: float) -> WakeReport:
+        """``first``: of this generation; what is done once in it is not done again."""
         low, high = self._clock_bounds or (None, None)
+        telling = guestlink_hooks.telling(request.report, request.hooks) if first else {}
         sent = self._wall_ns()
         reply = await self._control.call(
             {
@@ -279,13 +287,14 @@ class GuestLink(GuestFiles):
                 "generation": request.identity.generation,
                 "hostname": request.identity.hostname,
                 "machine_id": request.identity.machine_id,
-                "new_identity": new_identity,
+                "new_identity": request.new_identity and first,
                 "entropy": os.urandom(_ENTROPY_BYTES).hex(),
                 "environment": dict(request.environment),
                 "proxy": request.proxy,
                 "clock": {"host_ns": sent, "lo_ns": low, "hi_ns": high},
+                **telling,
             },
-            deadline_s,
+            deadline_s + (request.hooks.all_s + guestlink_hooks.KILLING_S if telling else 0),
         )
         self._wake_request = request
         self._running = {ExecId(item) for item in reply.get("running") or () if isinstance(item, str)}
@@ -297,7 +306,8 @@ class GuestLink(GuestFiles):
             connections_dropped=integer(reply.get("dropped")),
             execs_running=tuple(sorted(self._running)),
             execs_lost=tuple(ExecId(clean(item)) for item in reply.get("lost") or () if isinstance(item, str)),
-            problems=_sentences(reply.get("failed")),
+            problems=(*_sentences(reply.get("failed")), *guestlink_hooks.silence(telling, reply)),
+            hooks=guestlink_hooks.runs(reply.get("hooks")),
         )
 
     async def _settle_clock(self, sent: int, reply: dict[str, Any], deadline_s: float) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import GuestUnresponsive, InvalidRequest, MachineDied, MachineFailed
 from perdure.machines.driver import Machine
 from perdure.machines.guestlink import GuestLink, OnGuestStream, WakeRequest
+from perdure.machines.guestlink_hooks import HookLimits
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Parts
@@ -27,7 +28,7 @@ from perdure.snapshots.capture import MachineRun, RunSpec
 from perdure.snapshots.manifest import Manifest, explain_mismatch
 from perdure.snapshots.start import begin, take_over
 from perdure.snapshots.store import SnapshotStore
-from perdure.wire.node import FromDisk, FromSnapshot, MemoryFate, StartReport, StartSpec
+from perdure.wire.node import FromDisk, FromSnapshot, HookOutcome, MemoryFate, StartReport, StartSpec
 
 #: A restored guest answers in a fraction of a second; a cold boot under emulation on a busy host takes half a minute.
 RESTORED_HELLO_S = 60.0
@@ -65,11 +66,14 @@ class Timeline:
 class Starter:
     """Makes running machines out of start specs."""
 
-    def __init__(self, goldens: Goldens, store: SnapshotStore, pool: WarmPool[PoolKey], unresponsive_s: float) -> None:
+    def __init__(
+        self, goldens: Goldens, store: SnapshotStore, pool: WarmPool[PoolKey], unresponsive_s: float, hooks: HookLimits
+    ) -> None:
         self._goldens = goldens
         self._store = store
         self._pool = pool
         self._unresponsive_s = unresponsive_s
+        self._hooks = hooks
 
     async def start(
         self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[Machine], None]
@@ -79,8 +83,8 @@ class Starter:
         Raises what the parts raise; then nothing of this start remains (a take-over keeps the earlier generation's layers).
         """
         times = Timeline()
-        plan = await self._plan(spec)
-        run = await asyncio.to_thread(self._begin, spec, plan)
+        plan = await self.plan(spec)
+        run = await asyncio.to_thread(self.begin, spec, plan)
         times.mark("recorded")
         crashpoint(CrashPoint.START_RECORDED)
         keep = spec.take_over_generation is not None
@@ -102,14 +106,22 @@ class Starter:
                 await machine.resume()
             times.mark("running")
             crashpoint(CrashPoint.START_RUNNING, machine.pid)
-            link, report = await self._handshake(spec, plan, machine, on_stream, times)
+            request = WakeRequest(
+                spec.identity,
+                new_identity=spec.new_identity,
+                environment=spec.environment,
+                report=_told(spec, plan, machine, pooled=pooled),
+                hooks=self._hooks,
+            )
+            link, report = await self._handshake(request, plan, machine, on_stream, times)
             crashpoint(CrashPoint.START_AWAKE, machine.pid)
         parts = Parts(spec.identity, machine, link, run)
         return parts, StartReport(**report, confinement=machine.confinement, pooled=pooled, timings_ms=times.ms)
 
     # ---------------------------------------------------------------------------------------------------------- planning
 
-    async def _plan(self, spec: StartSpec) -> Plan:
+    async def plan(self, spec: StartSpec) -> Plan:
+        """Decide, and do nothing but make a golden where this host has none yet."""
         origin = await self._goldens.origin(spec.image, spec.size)
         source = spec.source
         if isinstance(source, FromSnapshot):
@@ -135,7 +147,8 @@ class Starter:
             raise InvalidRequest(f"Snapshot {manifest.snapshot_id} has a private base, which this release cannot wake.")
         return Plan(self._goldens.at(origin, golden), manifest, True, MemoryFate.KEPT, "")
 
-    def _begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
+    def begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
+        """The intent on record and a layer to write. Heavy: call it in a thread."""
         identity, origin = spec.identity, plan.origin
         run_spec = RunSpec(
             workspace_id=identity.workspace_id,
@@ -177,20 +190,23 @@ class Starter:
                 self._pool.refill_soon(plan.origin.key)
 
     async def _handshake(
-        self, spec: StartSpec, plan: Plan, machine: Machine, on_stream: OnGuestStream, times: Timeline
+        self, request: WakeRequest, plan: Plan, machine: Machine, on_stream: OnGuestStream, times: Timeline
     ) -> tuple[GuestLink, dict[str, Any]]:
+        identity = request.identity
         link = GuestLink(
-            machine.connect, generation=spec.identity.generation, on_guest_stream=on_stream, unresponsive_s=self._unresponsive_s
+            machine.connect, generation=identity.generation, on_guest_stream=on_stream, unresponsive_s=self._unresponsive_s
         )
         try:
             hello = await link.open(RESTORED_HELLO_S if plan.with_memory else BOOTED_HELLO_S)
             times.mark("hello")
-            request = WakeRequest(spec.identity, new_identity=spec.new_identity, environment=spec.environment)
             woken = await link.wake(request)
             times.mark("repaired")
             problems = (*hello.problems, *woken.problems, *([] if plan.with_memory else await grow(link)))
             for problem in problems:
-                log.warning("a guest is not in order", workspace=spec.identity.workspace_id, problem=problem)
+                log.warning("a guest is not in order", workspace=identity.workspace_id, problem=problem)
+            for hook in woken.hooks:
+                if hook.outcome is not HookOutcome.OK:
+                    log.warning("a hook failed", workspace=identity.workspace_id, hook=hook.name, outcome=hook.outcome.value)
         except BaseException:
             await link.close()
             raise
@@ -203,7 +219,22 @@ class Starter:
             "execs_running": woken.execs_running,
             "execs_lost": woken.execs_lost,
             "problems": problems,
+            "hooks": woken.hooks,
         }
+
+
+def _told(spec: StartSpec, plan: Plan, machine: Machine, *, pooled: bool) -> dict[str, Any]:
+    """The report as the workspace reads it, without what the guest itself finds out."""
+    memory, reason = spec.told.memory(plan.memory, plan.reason)
+    return {
+        "workspace_id": spec.identity.workspace_id,
+        "generation": spec.identity.generation,
+        **spec.told.facts,
+        "memory": memory.value,
+        "memory_reason": reason,
+        "isolation": machine.confinement.isolation.value,
+        "pooled": pooled,
+    }
 
 
 async def grow(link: GuestLink) -> list[str]:

@@ -263,8 +263,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StoredSizes:
-    """What a snapshot weighs on its node, in bytes of disk, without the image's base. ``own_bytes`` become free when it is deleted;
-    the rest it shares with other snapshots or a running machine."""
+    """What a snapshot weighs on its node, in bytes of disk, without the image's base. ``own_bytes`` become free when it is
+    deleted; the rest it shares with other snapshots or a running machine."""
 
     total_bytes: int
     own_bytes: int

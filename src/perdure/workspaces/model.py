@@ -306,7 +306,7 @@ class Workspaces(Protocol):
         ...
 
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
-        """Remove a snapshot. Conflict with the reason when a workspace wakes from it or was forked from it, or something needs it."""
+        """Remove a snapshot. Conflict with the reason when a workspace wakes from it or was forked from it, or it is needed."""
         ...
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:

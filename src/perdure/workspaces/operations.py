@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
@@ -30,10 +31,10 @@ from perdure.wire.node import (
     FromGolden,
     FromSnapshot,
     Identity,
-    MemoryFate,
     StartReport,
     StartSource,
     StartSpec,
+    Told,
 )
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
@@ -230,6 +231,12 @@ class Operations:
         return True
 
 
+def _is_foreign(at: Record, point: Point) -> bool:
+    """Whether what lies there carries somebody else's machine-id and host keys, because another workspace ran when it was taken.
+    Its memory is used only if programs stood still: else they would go on as the other one before they can be told."""
+    return point.origin_id != at.id or point.id == at.workspace.forked_from
+
+
 def _start_spec(at: Record, plan: Plan) -> StartSpec:
     workspace = at.workspace
     return StartSpec(
@@ -242,32 +249,43 @@ def _start_spec(at: Record, plan: Plan) -> StartSpec:
         environment=workspace.environment,
         new_identity=plan.new_identity,
         take_over_generation=plan.take_over_generation,
+        told=_told(at, plan),
     )
 
 
-def _resume_report(at: Record, plan: Plan, facts: StartReport) -> ResumeReport:
-    memory, reason = facts.memory, facts.memory_reason
-    if plan.memory_lost:
-        memory, reason = MemoryFate.LOST, plan.memory_lost
-    elif memory is MemoryFate.KEPT and at.rewound:
-        reason = f"rewound: {at.rewound}"
+def _told(at: Record, plan: Plan) -> Told:
+    """The report's facts that are known before the start, as the workspace reads them in its resume.json."""
+    report = _known(at, plan)
+    return Told({**report, "disk": plan.disk.value, "at": at.now.isoformat()}, plan.memory_lost, at.rewound)
+
+
+def _known(at: Record, plan: Plan) -> dict[str, Any]:
     source = plan.source
+    return {
+        "workspace_id": at.id,
+        "generation": at.generation,
+        "snapshot_id": None if isinstance(source, FromGolden) else source.snapshot_id,
+        "asleep_s": plan.asleep_s,
+        "lost_branch": at.lost_branch,
+        "kept_branch": at.kept_branch,
+    }
+
+
+def _resume_report(at: Record, plan: Plan, facts: StartReport) -> ResumeReport:
+    memory, reason = _told(at, plan).memory(facts.memory, facts.memory_reason)
     return ResumeReport(
-        workspace_id=at.id,
-        generation=at.generation,
-        snapshot_id=None if isinstance(source, FromGolden) else source.snapshot_id,
+        **_known(at, plan),
         memory=memory,
         memory_reason=reason,
         disk=plan.disk,
-        asleep_s=plan.asleep_s,
         clock_step_s=facts.clock_step_s,
         connections_dropped=facts.connections_dropped,
         execs_running=facts.execs_running,
         execs_lost=facts.execs_lost,
-        lost_branch=at.lost_branch,
         confinement=facts.confinement,
         pooled=facts.pooled,
         timings_ms=facts.timings_ms,
         at=at.now,
         problems=facts.problems,
+        hooks=facts.hooks,
     )

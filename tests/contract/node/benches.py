@@ -28,6 +28,7 @@ from perdure.wire.node import (
     StartReport,
     StartSource,
     StartSpec,
+    Told,
 )
 from tests.fakes.node import FakeNode
 
@@ -83,6 +84,7 @@ class Bench:
         *,
         new_identity: bool | None = None,
         take_over: int | None = None,
+        told: Told | None = None,
     ) -> StartSpec:
         machine_id = f"{abs(hash(workspace_id)):032x}"[-32:]
         source = source or FromGolden()
@@ -94,6 +96,7 @@ class Bench:
             source=source,
             new_identity=isinstance(source, FromGolden) if new_identity is None else new_identity,
             take_over_generation=take_over,
+            told=told or Told({}),
         )
 
     async def begin(self, workspace_id: WorkspaceId | None = None, **fields: object) -> tuple[WorkspaceId, StartReport]:

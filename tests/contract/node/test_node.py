@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from perdure.core.errors import Conflict, MachineDied, NotFound, StaleGeneration
-from perdure.core.ids import ExecId
-from perdure.wire.node import CaptureMode, ExecExited, ExecOutput, ExecSpec, FromDisk, FromSnapshot, MemoryFate, NodeEventKind
+from perdure.core.ids import ExecId, WorkspaceId
+from perdure.wire.node import (
+    CaptureMode,
+    ExecExited,
+    ExecOutput,
+    ExecSpec,
+    FromDisk,
+    FromSnapshot,
+    HookOutcome,
+    MemoryFate,
+    NodeEventKind,
+    Told,
+)
 from tests.contract.node.benches import Bench
 
 CHECKPOINT, HIBERNATE = CaptureMode.CHECKPOINT, CaptureMode.HIBERNATE
@@ -197,3 +212,55 @@ async def test_a_disk_that_was_taken_over_is_still_newer_than_the_last_capture(b
     assert lost is not None
     branch, _ = await bench.begin(source=FromDisk(lost.snapshot_id, "test"), new_identity=True)
     assert await bench.read(bench.node.guest(branch, 1), "/root/file") == b"new"
+
+
+# ------------------------------------------------------------------------------------------------------- inside, at a wake
+
+
+async def inside(bench: Bench, workspace: WorkspaceId, generation: int) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(await bench.read(bench.node.guest(workspace, generation), "/run/perdure/resume.json"))
+    return report
+
+
+async def test_a_workspace_reads_its_own_report_after_a_wake_a_fork_and_a_disk_boot(bench: Bench) -> None:
+    workspace, _ = await bench.begin()
+    report = await inside(bench, workspace, 1)
+    assert (report["workspace_id"], report["generation"], report["memory"]) == (workspace, 1, "new")
+    await bench.node.guest(workspace, 1).start_exec(ExecSpec(ExecId("exe_1"), argv=bench.world.forever))
+    facts = await bench.capture(workspace, 1, HIBERNATE)
+    told = Told({"snapshot_id": facts.snapshot_id, "asleep_s": 5.0, "disk": "kept"}, rewound="on request")
+    woken, _ = await bench.begin(workspace, generation=2, source=FromSnapshot(facts.snapshot_id), told=told)
+    report = await inside(bench, woken, 2)
+    expected = {**told.facts, "generation": 2, "memory": "kept", "memory_reason": "rewound: on request", "problems": []}
+    assert expected.items() <= report.items()
+    assert (report["execs_running"], report["hooks"]) == (["exe_1"], [])
+    fork, _ = await bench.begin(generation=1, source=FromSnapshot(facts.snapshot_id), new_identity=True)
+    report = await inside(bench, fork, 1)
+    assert (report["workspace_id"], report["generation"], report["memory"]) == (fork, 1, "kept")
+    await bench.node.stop(workspace, 2)
+    await bench.node.stop(fork, 1)
+    _, booted = await bench.begin(workspace, generation=3, source=FromDisk(facts.snapshot_id, "requested"))
+    assert booted.memory is MemoryFate.LOST
+    report = await inside(bench, workspace, 3)
+    assert (report["generation"], report["memory"], report["memory_reason"]) == (3, "lost", "requested")
+
+
+async def test_hooks_run_at_a_wake_in_their_order_and_are_told(bench: Bench) -> None:
+    workspace, report = await bench.begin()
+    assert report.hooks == ()
+    guest = bench.node.guest(workspace, 1)
+    await guest.make_dir("/etc/perdure/on-wake.d")
+    for name, line, mode in (("20-b", "exit 3", 0o755), ("10-a", "echo hello", 0o755), ("15-no", "echo never", 0o644)):
+
+        async def content(line: str = line) -> AsyncIterator[bytes]:
+            yield f"#!/bin/sh\n{line}\n".encode()
+
+        await guest.write_file(f"/etc/perdure/on-wake.d/{name}", content(), mode=mode)
+    facts = await bench.capture(workspace, 1, HIBERNATE)
+    for generation, source in ((2, FromSnapshot(facts.snapshot_id)), (3, FromDisk(facts.snapshot_id, "requested"))):
+        _, report = await bench.begin(workspace, generation=generation, source=source)
+        ran = [(hook.name, hook.outcome, hook.exit_code, hook.output) for hook in report.hooks]
+        assert ran == [("10-a", HookOutcome.OK, 0, "hello\n"), ("20-b", HookOutcome.FAILED, 3, "")]
+        told = await inside(bench, workspace, generation)
+        assert [(hook["name"], hook["outcome"]) for hook in told["hooks"]] == [("10-a", "ok"), ("20-b", "failed")]
+        await bench.node.stop(workspace, generation)

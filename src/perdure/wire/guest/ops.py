@@ -8,8 +8,9 @@ accepts, or refuses with ``code`` and ``message``. The guest opens streams of it
 from __future__ import annotations
 
 #: Grows when an old agent and a new node could misunderstand each other. Part of a golden snapshot's fingerprint.
+#: What an older peer may ignore without harm does not raise it, for memory that holds an agent of another protocol is lost.
 PROTOCOL = 2
-AGENT_VERSION = "0.2.0"
+AGENT_VERSION = "0.3.0"
 
 CONTROL_PORT = "perdure.control"
 DATA_PORT = "perdure.data"
@@ -23,7 +24,7 @@ class Call:
     """Operations of the control channel. The data channel answers any call with ``ok``: all that was sent before was read."""
 
     HELLO = "hello"  # → protocol, agent, boot_id, instance, generation, root_problem, wall_ns
-    WAKE = "wake"  # repair everything for a generation, then thaw
+    WAKE = "wake"  # repair everything, write {resume} inside, run hooks within {hooks: {each_s, all_s}}, then thaw
     QUIESCE = "quiesce"  # freeze the users' processes: {deadline_ms} → {frozen, waited_ms}
     THAW = "thaw"  # after a checkpoint: repair the clock, thaw: {host_ns} → {clock_step_ns, wall_ns}
     CLOCK = "clock"  # {host_ns} → {wall_ns}; with {step_ns}: step
@@ -69,6 +70,17 @@ class Sub:
     STDERR = 2
 
 
+class Hook:
+    """How a program in /etc/perdure/on-wake.d ended."""
+
+    OK = "ok"
+    FAILED = "failed"  # an exit code that is not 0; 128 + n for signals
+    TIMEOUT = "timeout"  # it reached its limit and was killed
+    NOT_STARTED = "not-started"
+    REFUSED = "refused"  # others than root can change it
+    SKIPPED = "skipped"  # those before it had used up the time of all
+
+
 class Code:
     """Codes of refusals and resets. The host maps them to its error tree."""
 
@@ -97,6 +109,10 @@ SPOOL_BYTES = 1024 * 1024
 #: Finished commands remembered, and the output bytes kept for all of them together.
 FINISHED_MAX = 64
 FINISHED_BYTES = 8 * 1024 * 1024
+#: Hooks of one wake that run, the end of the output that is kept of each, and of all: they travel in one frame.
+HOOKS_MAX = 32
+HOOK_OUTPUT_BYTES = 1000
+HOOK_OUTPUTS_BYTES = 6000
 #: Commands running at once.
 EXECS_MAX = 256
 PATH_MAX = 4096

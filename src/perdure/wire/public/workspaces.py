@@ -91,6 +91,16 @@ class CreateWorkspace(Body):
     metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
 
 
+class HookInfo(Answer):
+    """A program in the workspace's /etc/perdure/on-wake.d that a wake ran, or did not, before all others went on."""
+
+    name: str
+    outcome: Literal["ok", "failed", "timeout", "not-started", "refused", "skipped"]
+    exit_code: int | None  # 128+n for signals; None when it did not end by itself
+    seconds: float
+    output: str  # the end of what it wrote, or a sentence that says why it did not run; "" in the header of an answer
+
+
 class ResumeReport(Answer):
     """What a wake kept and what it did not (DESIGN D8)."""
 
@@ -112,6 +122,7 @@ class ResumeReport(Answer):
     timings_ms: dict[str, float]
     at: datetime
     problems: list[str] = Field(default_factory=list)  # what the guest could not repair, a sentence each
+    hooks: list[HookInfo] = Field(default_factory=list)
 
 
 class SnapshotInfo(Answer):
