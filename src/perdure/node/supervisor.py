@@ -91,7 +91,7 @@ class NodeSupervisor:
         hooks = HookLimits(settings.hook_limit_s, settings.hooks_limit_s)
         self._starter = Starter(self._goldens, self._store, self._pool, settings.unresponsive_s, hooks)
         self._compaction = Compaction(self._store, self._base_of)
-        self._verification = Verification(self._store, parts.images, self._starter, parts.clock)
+        self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False

@@ -21,6 +21,7 @@ from perdure.images.registry import ImageStore
 from perdure.images.verify import ImageVerifier
 from perdure.machines.driver import Machine
 from perdure.machines.guestlink import GuestLink
+from perdure.node.goldens import Goldens
 from perdure.node.starting import BOOTED_HELLO_S, RESTORED_HELLO_S, Plan, Starter
 from perdure.snapshots.capture import MachineRun
 from perdure.snapshots.manifest import Manifest
@@ -40,9 +41,9 @@ class _Ended(Exception):
 class Verification:
     """Verifies; ``close`` ends whatever is under way. ``machines`` are those of trials, whose guests can run."""
 
-    def __init__(self, store: SnapshotStore, images: ImageStore, starter: Starter, clock: Clock) -> None:
+    def __init__(self, store: SnapshotStore, goldens: Goldens, starter: Starter, clock: Clock) -> None:
         self._store = store
-        self._images = images
+        self._goldens = goldens
         self._starter = starter
         self._clock = clock
         self._passes: set[_Pass] = set()
@@ -53,7 +54,7 @@ class Verification:
 
     async def run(self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool) -> AsyncGenerator[Checking | Verdict, None]:
         """As ``wire.node.Node.verify``."""
-        work = _Pass(self._store, self._images, self._closed)
+        work = _Pass(self._store, self._goldens.images, self._closed)
         self._passes.add(work)
         try:
             for snapshot_id in snapshot_ids:
@@ -135,7 +136,7 @@ class Verification:
     async def _machine(self, run: MachineRun, plan: Plan) -> AsyncIterator[Machine]:
         """Not out of the pool: those that wait there are for wakes."""
         machine: Machine | None = None
-        driver, launch = self._starter.goldens.driver, self._starter.goldens.launch(plan.origin, "trial")
+        driver, launch = self._goldens.driver, self._goldens.launch(plan.origin, "trial")
         try:
             if plan.with_memory:
                 machine = await driver.prepare(launch)
