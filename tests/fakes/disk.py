@@ -10,6 +10,8 @@ import copy
 import errno
 import os
 import random
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -71,11 +73,13 @@ class _RecordingHandle(Handle):
 
     def write(self, *parts: bytes | bytearray | memoryview) -> int:
         data = b"".join(bytes(part) for part in parts)
+        self._disk.fill_at(self.path.name, len(data))
         room = self._disk.room
         accepted = data if room is None else data[:room]
         written = super().write(accepted)
-        self._node.volatile += accepted
-        self._disk.step(f"write {self.path.name} {written}")
+        with self._disk.guard:
+            self._node.volatile += accepted
+            self._disk.step(f"write {self.path.name} {written}")
         if room is not None:
             self._disk.room = room - written
             if written < len(data):
@@ -84,33 +88,58 @@ class _RecordingHandle(Handle):
 
     def cut(self, size: int) -> None:
         super().cut(size)
-        self._node.volatile = self._node.volatile[:size].ljust(size, b"\0")
-        self._disk.step(f"cut {self.path.name}")
+        with self._disk.guard:
+            self._node.volatile = self._node.volatile[:size].ljust(size, b"\0")
+            self._disk.step(f"cut {self.path.name}")
 
     def sync(self) -> None:
-        self._node.durable = self._node.volatile
-        self._disk.step(f"sync {self.path.name}")
+        with self._disk.guard:
+            self._node.durable = self._node.volatile
+            self._disk.step(f"sync {self.path.name}")
 
 
 class RecordingDisk(Disk):
-    """``operations`` names what was done; ``states[i]`` is the file system after the first ``i`` operations."""
+    """``operations`` names what was done; ``states[i]`` is the file system after the first ``i`` operations.
+
+    Threads may use it: one operation happens at a time.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.operations: list[str] = []
         self.states: list[_Directory] = [_Directory()]
         self.room: int | None = None  # bytes until the disk is full
+        #: The n-th write to a file whose name it picks meets a full disk, half-way; so do all after it until ``make_room``.
+        self.full_at: tuple[Callable[[str], bool], int] | None = None
+        self.met_full: str | None = None  # the name of that file
+        self.keeps_states = True
+        self.guard = threading.RLock()
         self._tree = _Directory()
 
     def step(self, operation: str) -> None:
-        self.operations.append(operation)
-        self.states.append(copy.deepcopy(self._tree))
+        with self.guard:
+            self.operations.append(operation)
+            if self.keeps_states:
+                self.states.append(copy.deepcopy(self._tree))
+
+    def fill_at(self, name: str, length: int) -> None:
+        """A write of so many bytes begins: is it the one at which the disk is full?"""
+        if self.full_at is None or not self.full_at[0](name):
+            return
+        picks, left = self.full_at
+        self.full_at = (picks, left - 1) if left > 1 else None
+        if left == 1:
+            self.room, self.met_full = length // 2, name
+
+    def make_room(self) -> None:
+        self.room = None
 
     def create(self, path: Path, mode: int) -> Handle:
         inner = super().create(path, mode)
         node = _File()
-        self._set(path, node)
-        self.step(f"create {path.name}")
+        with self.guard:
+            self._set(path, node)
+            self.step(f"create {path.name}")
         return _RecordingHandle(self, inner, node)
 
     def append(self, path: Path) -> Handle:
@@ -120,40 +149,47 @@ class RecordingDisk(Disk):
 
     def rename(self, source: Path, destination: Path) -> None:
         super().rename(source, destination)
-        node = self._drop(source)
-        self._set(destination, node)
-        self.step(f"rename {source.name} {destination.name}")
+        with self.guard:
+            node = self._drop(source)
+            self._set(destination, node)
+            self.step(f"rename {source.name} {destination.name}")
 
     def link(self, source: Path, destination: Path) -> None:
         super().link(source, destination)
-        self._set(destination, self._get(source))
-        self.step(f"link {destination.name}")
+        with self.guard:
+            self._set(destination, self._get(source))
+            self.step(f"link {destination.name}")
 
     def unlink(self, path: Path) -> None:
         super().unlink(path)
-        if path.name in self._directory(path.parent).entries:
-            self._drop(path)
-        self.step(f"unlink {path.name}")
+        with self.guard:
+            if path.name in self._directory(path.parent).entries:
+                self._drop(path)
+            self.step(f"unlink {path.name}")
 
     def make_dir(self, path: Path, mode: int) -> None:
         super().make_dir(path, mode)
-        self._set(path, _Directory())
-        self.step(f"mkdir {path.name}")
+        with self.guard:
+            self._set(path, _Directory())
+            self.step(f"mkdir {path.name}")
 
     def remove_dir(self, path: Path) -> None:
         super().remove_dir(path)
-        self._drop(path)
-        self.step(f"rmdir {path.name}")
+        with self.guard:
+            self._drop(path)
+            self.step(f"rmdir {path.name}")
 
     def wrote(self, path: Path) -> None:
         """Another process wrote to a file: it is known here from now on, with the content it has, none of that synced."""
-        self._external(path).volatile = path.read_bytes()
-        self.step(f"external write {path.name}")
+        with self.guard:
+            self._external(path).volatile = path.read_bytes()
+            self.step(f"external write {path.name}")
 
     def sync_file(self, path: Path) -> None:
-        node = self._external(path)
-        node.volatile = node.durable = path.read_bytes()
-        self.step(f"sync {path.name}")
+        with self.guard:
+            node = self._external(path)
+            node.volatile = node.durable = path.read_bytes()
+            self.step(f"sync {path.name}")
 
     def _external(self, path: Path) -> _File:
         node = self._directory(path.parent).entries.get(path.name)
@@ -164,8 +200,9 @@ class RecordingDisk(Disk):
 
     def sync_dir(self, path: Path) -> None:
         if path == self.root or self.root in path.parents:
-            self._directory(path).sync()
-            self.step(f"syncdir {path.name}")
+            with self.guard:
+                self._directory(path).sync()
+                self.step(f"syncdir {path.name}")
 
     def materialise(self, after: int, crash: Crash, target: Path, *, seed: int = 0) -> None:
         """Write to the empty directory ``target`` what a crash after the first ``after`` operations may leave."""
