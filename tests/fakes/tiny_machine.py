@@ -13,7 +13,7 @@ from perdure.core.errors import RestoreFailed
 from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages
 from tests.fakes.disk import RecordingDisk
 
-_L1 = 3 << 16  # of the layers that snapshots.layers makes
+_L1_AT = 40  # in a qcow2 header: where the L1 table is
 
 
 class TinyMemory:
@@ -101,7 +101,8 @@ class TinyMachine:
     def write_disk(self, data: bytes) -> None:
         """Leave data in the active layer, as QEMU would: somewhere behind, and an entry in the L1 table."""
         with self.layers[-1].open("r+b") as file:
-            file.seek(_L1)
+            file.seek(_L1_AT)
+            file.seek(int.from_bytes(file.read(8), "big"))
             file.write(b"\x80")
             file.seek(0, 2)
             file.write(data)
