@@ -282,6 +282,9 @@ class Branches:
             await self._store.hold(tx, head.id)
             kept = await self._keep_head(tx, at, head.id)
             await self._store.hand_over(tx, branch.id, at.id)
+            disk_gib = max(branch.workspace.disk_gib, head.disk_gib)
+            if disk_gib > at.workspace.disk_gib:  # the branch's disk was grown; no disk boot may shrink it
+                await self._store.resize(at, disk_gib, tx)
             change = Change(
                 head=head.id,
                 kept_branch=kept,
