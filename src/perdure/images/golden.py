@@ -61,7 +61,10 @@ async def golden_parts(spec: GoldenSpec) -> dict[str, str]:
     """Parts of the fingerprint that a machine of this image and size has here and now."""
     identity = await spec.driver.identity(spec.accelerator)
     facts = GuestFacts(spec.image.kernel_digest, spec.image.agent_protocol)
-    return fingerprint_parts(identity, spec.accelerator, spec.image.shape(spec.size), facts)
+    parts = fingerprint_parts(identity, spec.accelerator, spec.image.shape(spec.size), facts)
+    if spec.image.boot_directory is not None:  # its own agent disk goes by the image's digest, which snapshots name
+        parts["agent_release"] = spec.image.agent_release[:16]
+    return parts
 
 
 async def find_golden(spec: GoldenSpec) -> Golden | None:

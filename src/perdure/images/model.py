@@ -41,16 +41,18 @@ class Image:
     agent_release: str  # digest of agent disk, kernel and initrd together
     recipe_digest: str
     root_digest: str  # the recipe's part in the root disk, and every package with its hash
+    boot_directory: Path | None = None  # where kernel, initrd and agent disk are, when they are not its own (see ``modern``)
 
     @property
     def root(self) -> DiskLayer:
         return DiskLayer(self.directory / "root.raw", "raw")
 
     def shape(self, size: MachineSize) -> Shape:
+        boot = self.boot_directory or self.directory
         return Shape(
-            kernel=self.directory / "kernel",
-            initrd=self.directory / "initrd",
-            agent_disk=self.directory / "agent.raw",
+            kernel=boot / "kernel",
+            initrd=boot / "initrd",
+            agent_disk=boot / "agent.raw",
             memory_mib=size.memory_mib,
             vcpus=size.vcpus,
             disk_bytes=self.disk_gib << 30,

@@ -10,6 +10,7 @@ from pathlib import Path
 from perdure.core.errors import CorruptSnapshot
 from perdure.images.golden import GoldenSpec, ensure_golden, golden_parts
 from perdure.images.model import Golden, Image
+from perdure.images.modern import bootable
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, LaunchSpec, Limits, MachineDriver, Ram, VmmIdentity
 from perdure.machines.fingerprint import fingerprint
@@ -57,7 +58,7 @@ class Goldens:
         known = self._origins.get((digest, size))
         if known is not None and known.vmm == identity and known.golden.ram.is_file():
             return known
-        image = await asyncio.to_thread(self.images.load, digest)
+        image = await asyncio.to_thread(lambda: bootable(self.images, self.images.load(digest)))
         spec = GoldenSpec(image, size, self.images, self.driver, self.accelerator, self._run_root)
         golden = await ensure_golden(spec)
         parts = await golden_parts(spec)
