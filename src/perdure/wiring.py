@@ -20,10 +20,11 @@ from typing import Any
 import structlog
 
 from perdure.api.guest import create_guest_app
+from perdure.api.handles import PURPOSE, Handles
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
-from perdure.core import crashpoints, files, ids, logs
+from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
 from perdure.core.errors import Conflict
@@ -184,7 +185,8 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await lease.start()
         stack.push_async_callback(lease.close)
         workspaces = WorkspaceService(tools)
-        guest_app.app = create_guest_app(workspaces, clock)
+        handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
+        guest_app.app = create_guest_app(workspaces, clock, handles)
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)

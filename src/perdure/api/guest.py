@@ -1,7 +1,7 @@
 """What a program inside a workspace reaches at ``http://127.0.0.1:7071``: its own workspace, and nothing else.
 
-The host binds the identity: it puts a ``wire.node.Identity`` into ``scope["state"]["identity"]``, so no token exists inside. A
-connection of an older generation (that a fork or a wake left over) is refused.
+The host binds the identity: it puts a ``wire.node.Identity`` into ``scope["state"]["identity"]``, so no token is needed inside. A
+connection of an older generation (that a fork or a wake left over) is refused, and so is a handle that was issued to another one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from perdure.api import render
 from perdure.api.errors import error_response, internal_error, validation_sentence
+from perdure.api.handles import Handles
 from perdure.core import ids
 from perdure.core.clock import Clock, epoch_ms
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError, StaleGeneration, Unauthenticated
@@ -35,8 +36,9 @@ KEEP_AWAKE_MAX_S = 30 * 86400.0
 class GuestApi:
     """The routes' common ground."""
 
-    def __init__(self, workspaces: Workspaces, clock: Clock) -> None:
+    def __init__(self, workspaces: Workspaces, clock: Clock, handles: Handles) -> None:
         self._workspaces = workspaces
+        self._handles = handles
         self._clock = clock
         self._sleeping: set[asyncio.Task[None]] = set()
 
@@ -54,6 +56,16 @@ class GuestApi:
     async def show(self, request: Request) -> Response:
         _, workspace = await self._self(request)
         return _json(render.workspace(workspace))
+
+    async def handle(self, request: Request) -> Response:
+        await self._self(request)
+        return _json(public.HandleAnswer(handle=self._handles.issue(request.scope["state"]["identity"])))
+
+    async def check_handle(self, request: Request) -> Response:
+        await self._self(request)
+        body = await _body(request, public.CheckHandle)
+        self._handles.check(request.scope["state"]["identity"], body.handle)
+        return _json(public.Done())
 
     async def keep_awake(self, request: Request) -> Response:
         ctx, workspace = await self._self(request)
@@ -85,9 +97,9 @@ class GuestApi:
             log.warning("workspace %s asked to sleep and could not: %s", workspace.id, error)
 
 
-def create_guest_app(workspaces: Workspaces, clock: Clock) -> Starlette:
+def create_guest_app(workspaces: Workspaces, clock: Clock, handles: Handles) -> Starlette:
     """The ASGI application for the bridge in ``gateway.selfservice``."""
-    api = GuestApi(workspaces, clock)
+    api = GuestApi(workspaces, clock, handles)
 
     def answering(handler: Any) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -99,6 +111,8 @@ def create_guest_app(workspaces: Workspaces, clock: Clock) -> Starlette:
 
     routes = [
         Route("/v1/workspace", answering(api.show), methods=["GET"]),
+        Route("/v1/workspace/handle", answering(api.handle), methods=["GET"]),
+        Route("/v1/workspace/handle/check", answering(api.check_handle), methods=["POST"]),
         Route("/v1/workspace/keep-awake", answering(api.keep_awake), methods=["POST"]),
         Route("/v1/workspace/sleep", answering(api.sleep), methods=["POST"]),
         Route("/v1/workspace/checkpoint", answering(api.checkpoint), methods=["POST"]),
@@ -110,7 +124,7 @@ def create_guest_app(workspaces: Workspaces, clock: Clock) -> Starlette:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = "GET /v1/workspace and POST /v1/workspace/{keep-awake,sleep,checkpoint}"
+        known = "GET /v1/workspace, GET /v1/workspace/handle and POST /v1/workspace/{keep-awake,sleep,checkpoint,handle/check}"
         missing = NotFound(f"There is no {request.method} {request.url.path} here.", hint=f"A workspace can ask: {known}.")
         missing.status = error.status_code  # type: ignore[misc]
         return error_response(missing)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 #: Options of ``exec`` that take a value.
 EXEC_VALUES = frozenset({"--cwd", "--user", "-u", "--env", "-e", "--timeout", "--run-limit", "--idle-limit", "--attach"})
-PLURALS: Mapping[str, str] = {"images": "image", "snapshots": "snapshot", "list": "ls"}
+PLURALS: Mapping[str, str] = {"images": "image", "snapshots": "snapshot", "branches": "branch", "list": "ls"}
 
 
 def prepare(argv: Sequence[str]) -> list[str]:

@@ -103,6 +103,10 @@ class Settings(BaseSettings):
         return self.run_dir / "api.key"
 
     @property
+    def master_key_file(self) -> Path:
+        return self.home / "master.key"
+
+    @property
     def lock_file(self) -> Path:
         """Held by the server of this home; holds its process id."""
         return self.run_dir / "server.lock"

@@ -193,10 +193,10 @@ class WorkspaceStore:
             **{"detail": detail, "body": canonical({"state": at.state.value, "detail": detail})},
         )
 
-    async def resize(self, at: Record, disk_gib: int) -> Record | None:
+    async def resize(self, at: Record, disk_gib: int, tx: Transaction | None = None) -> Record | None:
         """None when that would shrink the disk."""
         body = canonical({"disk_gib": disk_gib, "was": at.workspace.disk_gib})
-        row = await self.database.one("workspaces.resize", id=at.id, disk_gib=disk_gib, body=body)
+        row = await (tx or self.database).one("workspaces.resize", id=at.id, disk_gib=disk_gib, body=body)
         return rows.record(row) if row else None
 
     async def keep_awake(self, at: Record, seconds: float) -> Record:

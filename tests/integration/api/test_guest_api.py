@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from perdure.api.guest import create_guest_app
+from perdure.api.handles import Handles
 from perdure.core.clock import SystemClock
 from perdure.core.ids import DEFAULT_TENANT
 from perdure.wire.node import Identity
@@ -21,7 +22,7 @@ class Bridge:
     """What ``gateway.selfservice`` does: puts the identity into the scope."""
 
     def __init__(self, workspaces: FakeWorkspaces) -> None:
-        self.app = create_guest_app(workspaces, SystemClock())
+        self.app = create_guest_app(workspaces, SystemClock(), Handles(b"k" * 32))
         self.identity: Identity | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -122,6 +122,7 @@ class ResumeReport(Answer):
     timings_ms: dict[str, float]
     at: datetime
     problems: list[str] = Field(default_factory=list)  # what the guest could not repair, a sentence each
+    kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
     hooks: list[HookInfo] = Field(default_factory=list)
 
 
@@ -148,7 +149,7 @@ class SnapshotList(Answer):
 
 
 class AwakeAnswer(Answer):
-    """After create, wake and recover."""
+    """After create, wake, recover, rewind and promote."""
 
     workspace: WorkspaceInfo
     report: ResumeReport
@@ -196,6 +197,28 @@ class ForkAnswer(Answer):
     results: list[ForkResult]
 
 
+class RewindWorkspace(Body):
+    snapshot: Text
+
+
+class TreeNode(Answer):
+    """One workspace of a tree; ``depth`` is 0 for its root. Sizes in bytes: what its own snapshots added, and what its head
+    refers to besides the image, shared content included."""
+
+    workspace: WorkspaceInfo
+    depth: int
+    forked_name: str | None
+    forked_at: datetime | None
+    own_bytes: int
+    total_bytes: int
+
+
+class WorkspaceTree(Answer):
+    """Parents before their branches, siblings oldest first. A deleted one is shown while something that lives hangs on it."""
+
+    nodes: list[TreeNode]
+
+
 class ResizeWorkspace(Body):
     disk_gib: Annotated[int, Field(ge=1, le=65536)]
 
@@ -206,6 +229,16 @@ class RecoverWorkspace(Body):
 
 class KeepAwake(Body):
     seconds: Seconds
+
+
+class HandleAnswer(Answer):
+    """Inside a workspace: what it may hold in place of a secret. Worth nothing in another workspace or generation."""
+
+    handle: str
+
+
+class CheckHandle(Body):
+    handle: Text
 
 
 class LogEntry(Answer):
