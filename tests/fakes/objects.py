@@ -114,8 +114,8 @@ class Turns:
         self._waiting.append((process, future))
         await future
 
-    async def run(self, processes: dict[str, Awaitable[Any]], *, kill: float = 0.0) -> dict[str, Any]:
-        """Run them to their ends, one step at a time; each step kills its process with this chance. Returns results or errors."""
+    async def run(self, processes: dict[str, Awaitable[Any]], *, kill_if: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Run them to their ends, one step at a time; ``kill_if`` is asked at each step. Returns results or errors."""
         tasks = {name: asyncio.ensure_future(work) for name, work in processes.items()}
         while any(not task.done() for task in tasks.values()):
             done = {name for name, task in tasks.items() if task.done()}
@@ -125,7 +125,7 @@ class Turns:
                 continue
             _, future = self._waiting.pop(self.random.randrange(len(self._waiting)))
             self.steps += 1
-            if self.random.random() < kill:
+            if kill_if():
                 future.set_exception(Killed())
             else:
                 future.set_result(None)

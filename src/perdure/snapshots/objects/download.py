@@ -105,10 +105,20 @@ class Downloader:
             window = ids[at : at + _CHUNKS_AT_ONCE]
             try:
                 contents = await self._read(item, window)
-            except CorruptSnapshot:
-                item = await self.open(item.manifest.key)
+            except CorruptSnapshot as error:
+                item = await self._moved(item, error)
                 contents = await self._read(item, window)
             yield [(number, contents[chunk_id]) for number, chunk_id in zip(numbers[at:], window, strict=False)]
+
+    async def _moved(self, item: StoredItem, error: CorruptSnapshot) -> StoredItem:
+        """The item looked up again. Raises the first error when there is no such item, or it is all where it was."""
+        try:
+            found = await self.open(item.manifest.key)
+        except NotFound:
+            raise error from None
+        if found.places == item.places:
+            raise error
+        return found
 
     async def _read(self, item: StoredItem, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         scope, wanted = item.manifest.key.scope, frozenset(ids)
