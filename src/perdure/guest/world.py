@@ -7,6 +7,9 @@ an agent that starts again finds it and enters its namespaces, so a dead agent c
 None leaves its group, not even as root: each command, and the reaper in a group beside them, has a cgroup namespace whose root
 is its group, and the kernel (mounted with ``nsdelegate``) lets nobody move what it does not see. No namespace that a user can
 enter is rooted at ``user`` or above, and no mount in the users' namespace shows what is there.
+
+A wake's hooks run while ``user`` is frozen, each in a group below ``user-hooks``, in the same namespaces. What one leaves running
+is moved into a group below ``user``, so that nothing of the users' is ever outside of it between two wakes.
 """
 
 from __future__ import annotations

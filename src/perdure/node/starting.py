@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -199,7 +199,7 @@ class Starter:
         try:
             hello = await link.open(RESTORED_HELLO_S if plan.with_memory else BOOTED_HELLO_S)
             times.mark("hello")
-            woken = await link.wake(request)
+            woken = await link.wake(replace(request, report={**(request.report or {}), "problems": list(hello.problems)}))
             times.mark("repaired")
             problems = (*hello.problems, *woken.problems, *([] if plan.with_memory else await grow(link)))
             for problem in problems:

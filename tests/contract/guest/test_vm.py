@@ -15,7 +15,7 @@ from perdure.machines.guestlink import WakeRequest
 from perdure.machines.qemu import QemuDriver
 from perdure.wire.guest import Mux, Role
 from perdure.wire.guest.frames import FrameType, encode
-from perdure.wire.node import ExecSpec, MachineSize
+from perdure.wire.node import ExecOutput, ExecSpec, MachineSize
 from tests.contract.guest.places import DEADLINE_S, VM_MIB, Place, booted, collect, identity, linked, new_id
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.qemu]
@@ -115,6 +115,24 @@ async def test_half_a_frame_in_a_snapshot_never_joins_the_next_connection(base_i
                 assert (await collect(handle)).stdout == b"still here\n"
         finally:
             await alive.kill()
+
+
+async def test_a_long_read_of_random_bytes_ends_when_users_stand_still(vm_place: Place) -> None:
+    """Else the kernel would go on filling it in each fork from the same state, whatever entropy that has been given."""
+    size, turns = 64 << 20, 5
+    turn = f"print('go',flush=True);print(len(os.read(f,{size})),flush=True)"
+    program = f"import os;f=os.open('/dev/urandom',0)\nfor _ in range({turns}): {turn}"
+    reading = await vm_place.guest.start_exec(ExecSpec(new_id(), argv=("python3", "-c", program)))
+    said, begun = b"", 0
+    async for event in reading.events():
+        if isinstance(event, ExecOutput):
+            said += event.data
+        while begun < said.count(b"go"):  # it reads, or is about to
+            begun += 1
+            assert await vm_place.link.quiesce(deadline_s=DEADLINE_S)
+            await vm_place.link.thaw()
+    lengths = [int(word) for word in said.split() if word != b"go"]
+    assert len(lengths) == turns and min(lengths) < size, "none was cut short"
 
 
 async def test_without_a_python_of_the_users_and_without_room_everything_still_works(vm_place: Place) -> None:
