@@ -16,20 +16,25 @@ from perdure.api.services import Services
 from perdure.core import ids
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
-from perdure.core.errors import AlreadyExists, BuildFailed, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.core.errors import AlreadyExists, BuildFailed, Conflict, InvalidRequest, NotFound, PerdureError, Unavailable
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.wire import node, public
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
+from perdure.workspaces import checks
 from perdure.workspaces.model import (
     Awake,
+    Configuration,
     Context,
     CreateWorkspace,
     DiskFate,
     JournalEntry,
+    Kept,
     Recovery,
     ResumeReport,
     Snapshot,
+    SnapshotPlace,
     SnapshotReason,
+    TreeNode,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -160,6 +165,7 @@ class FakeWorkspaces:
             machine_id="0" * 32,
             idle_timeout_s=900.0 if spec.idle_timeout_s is None else spec.idle_timeout_s,
             checkpoint_interval_s=60.0 if spec.checkpoint_interval_s is None else spec.checkpoint_interval_s,
+            keep_snapshots=spec.keep_snapshots,
             egress_allow=spec.egress_allow,
             environment=spec.environment,
             metadata=spec.metadata,
@@ -238,6 +244,53 @@ class FakeWorkspaces:
             made.append(self._start(row, MemoryFate.KEPT)[0])
         return made
 
+    async def rewind(self, ctx: Context, ref: str, snapshot: str) -> tuple[Workspace, ResumeReport]:
+        row = self.find_row(ref)
+        target = next((one for one in self.history.get(row.id, []) if snapshot in {one.id, one.name}), None)
+        if target is None:
+            raise NotFound(
+                f"Workspace {row.name!r} has no snapshot {snapshot!r}.", hint="'perdure snapshot ls' shows those it has."
+            )
+        kept = self._keep(row)
+        row = self._put(row, head_snapshot_id=target.id)
+        return self._start(row, MemoryFate.KEPT, kept_branch=kept, memory_reason=f"rewound: on request, to snapshot {snapshot}")
+
+    def _keep(self, row: Workspace) -> str:
+        """What a workspace is now, as a sleeping branch."""
+        child_id, name = WorkspaceId(self._mint("ws")), f"{row.name}@before-{self._count}"
+        fields = {"kind": WorkspaceKind.BRANCH, "parent_id": row.id, "state": WorkspaceState.HIBERNATED}
+        self.rows[child_id] = replace(row, id=child_id, name=name, forked_from=row.head_snapshot_id, **fields)
+        self.worlds[child_id] = World()
+        self.worlds[child_id].files = copy.deepcopy(self.worlds[row.id].files)
+        return name
+
+    async def promote(self, ctx: Context, ref: str) -> tuple[Workspace, ResumeReport]:
+        branch = self.find_row(ref)
+        if branch.kind is WorkspaceKind.WORKSPACE or branch.parent_id is None:
+            raise Conflict(f"{branch.name!r} is a workspace, not a branch: there is nothing to promote it into.", hint="Fork it.")
+        parent = self.rows[branch.parent_id]
+        kept = self._keep(parent)
+        self.worlds[parent.id].files = self.worlds[branch.id].files
+        await self.delete(ctx, branch.id)
+        return self._start(parent, MemoryFate.KEPT, kept_branch=kept, memory_reason=f"rewound: to what branch {ref} became")
+
+    async def discard(self, ctx: Context, ref: str) -> None:
+        row = self.find_row(ref)
+        if row.kind is WorkspaceKind.WORKSPACE:
+            raise Conflict(f"{row.name!r} is a workspace, not a branch.", hint="'perdure rm NAME' deletes a workspace.")
+        await self.delete(ctx, ref)
+
+    async def tree(self, ctx: Context, ref: str) -> list[TreeNode]:
+        at = self.find_row(ref)
+        while at.parent_id in self.rows:
+            at = self.rows[at.parent_id]
+
+        def below(row: Workspace, depth: int) -> list[TreeNode]:
+            made = [TreeNode(row, depth, None, MOMENT if row.forked_from else None, 3 << 20, 7 << 20)]
+            return made + [node for one in self.rows.values() if one.parent_id == row.id for node in below(one, depth + 1)]
+
+        return below(at, 0)
+
     async def resize(self, ctx: Context, ref: str, disk_gib: int) -> Workspace:
         row = self.find_row(ref)
         if disk_gib < row.disk_gib:
@@ -261,6 +314,60 @@ class FakeWorkspaces:
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
         return self.history.get(self.find_row(ref).id, [])
+
+    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
+        row = self.find_row(ref)
+        return [self._place(row, one) for one in self.history.get(row.id, [])]
+
+    def _place(self, row: Workspace, one: Snapshot) -> SnapshotPlace:
+        head = one.id == row.head_snapshot_id
+        branches = tuple(sorted(other.name for other in self.rows.values() if other.forked_from == one.id))
+        holds = {
+            Kept.HEAD: head,
+            Kept.NAMED: one.name is not None,
+            Kept.REQUESTED: one.reason is SnapshotReason.REQUESTED,
+            Kept.ORIGIN: bool(branches),
+        }
+        sizes = node.StoredSizes(one.memory_total_bytes + one.disk_total_bytes, one.memory_bytes)
+        return SnapshotPlace(one, head, tuple(why for why, true in holds.items() if true), branches, (), sizes)
+
+    async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:
+        checks.check_configuration(change)
+        given = {name: value for name, value in change.given().items() if value is not None}
+        if change.keep_snapshots == "default":
+            given["keep_snapshots"] = None
+        row = self._put(self.find_row(ref), **given)
+        self._note(row, "configured", **given)
+        return row
+
+    def _own(self, row: Workspace, ref: str) -> Snapshot:
+        for one in self.history.get(row.id, []):
+            if ref in {one.id, one.name}:
+                return one
+        raise NotFound(f"Workspace {row.name!r} has no snapshot {ref!r}.", hint="'perdure snapshot ls' shows those it has.")
+
+    async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
+        row = self.find_row(ref)
+        if name is not None:
+            checks.check_snapshot_name(name)
+        before = self._own(row, snapshot)
+        if name is not None and any(one.name == name and one is not before for one in self.history[row.id]):
+            raise AlreadyExists(f"Workspace {row.name!r} has a snapshot named {name!r} already.", hint="Choose another name.")
+        after = replace(before, name=name)
+        self.history[row.id] = [after if one is before else one for one in self.history[row.id]]
+        self._note(row, "snapshot-named", snapshot_id=after.id, name=name, was=before.name)
+        return after
+
+    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
+        row = self.find_row(ref)
+        one = self._own(row, snapshot)
+        place = self._place(row, one)
+        if place.is_head or place.branches:
+            why = f"{row.name!r} wakes from it" if place.is_head else f"{place.branches[0]!r} was forked from it"
+            raise Conflict(f"Snapshot {one.id} of {row.name!r} cannot be removed: {why}.", hint="Delete these first.")
+        self.history[row.id].remove(one)
+        self._note(row, "snapshot-removed", snapshot_id=one.id, name=one.name)
+        return one
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return self.reports.get(self.find_row(ref).id)

@@ -59,6 +59,7 @@ def workspace(value: model.Workspace) -> public.WorkspaceInfo:
         state_changed_at=value.state_changed_at,
         last_active_at=value.last_active_at,
         expires_at=value.expires_at,
+        keep_snapshots=value.keep_snapshots,
     )
 
 
@@ -82,6 +83,7 @@ def resume_report(value: model.ResumeReport) -> public.ResumeReport:
         timings_ms=dict(value.timings_ms),
         at=value.at,
         problems=list(value.problems),
+        kept_branch=value.kept_branch,
         hooks=[_hook(hook) for hook in value.hooks],
     )
 
@@ -113,6 +115,35 @@ def snapshot(value: model.Snapshot) -> public.SnapshotInfo:
         pause_s=value.pause_s,
         created_at=value.created_at,
         disk_gib=value.disk_gib,
+    )
+
+
+def tree(value: list[model.TreeNode]) -> public.WorkspaceTree:
+    nodes = [
+        public.TreeNode(
+            workspace=workspace(node.workspace),
+            depth=node.depth,
+            forked_name=node.forked_name,
+            forked_at=node.forked_at,
+            own_bytes=node.own_bytes,
+            total_bytes=node.total_bytes,
+        )
+        for node in value
+    ]
+    return public.WorkspaceTree(nodes=nodes)
+
+
+def place(value: model.SnapshotPlace) -> public.SnapshotPlace:
+    sizes = value.sizes
+    return public.SnapshotPlace(
+        **snapshot(value.snapshot).model_dump(),
+        is_head=value.is_head,
+        kept=[kept.value for kept in value.kept],
+        branches=list(value.branches),
+        references=list(value.references),
+        own_bytes=sizes.own_bytes if sizes else None,
+        shared_bytes=sizes.shared_bytes if sizes else None,
+        total_bytes=sizes.total_bytes if sizes else None,
     )
 
 

@@ -18,8 +18,12 @@ _EVENTS = {
     "files-missing": "files missing",
     "capture-failed": "stays awake",
     "start-refused": "not started",
+    "rewind": "rewound",
+    "promote": "takes over",
+    "promoted": "promoted",
 }
 _KINDS = {"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"}
+_CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s")
 _REASONS = {"guest-reboot": "it rebooted itself"}
 _LONGEST = 200  # characters of a detail: some carry a tool's output
 
@@ -44,6 +48,8 @@ def woke(report: Body) -> str:
         parts.append("1 connection dropped" if dropped == 1 else f"{dropped} connections dropped")
     if lost := report.get("execs_lost"):
         parts.append("1 command lost" if len(lost) == 1 else f"{len(lost)} commands lost")
+    if report.get("kept_branch"):
+        parts.append(f"what it was before is kept as {report['kept_branch']}")
     if report.get("lost_branch"):
         parts.append(f"what the snapshot lacks is in {report['lost_branch']}")
     parts += [f"problem: {problem}" for problem in report.get("problems") or ()]
@@ -77,6 +83,12 @@ def _moved(entry: public.LogEntry, body: Body) -> list[str]:
     parts = [str(body.get("cause") or body.get("detail") or body.get("error") or "")]
     if entry.kind == "waking":
         parts = [f"generation {entry.generation}", _REASONS.get(str(body.get("reason")), str(body.get("reason") or "")), *parts]
+    if body.get("event") == "rewind":
+        parts.append(f"to {body.get('snapshot_id')}")
+    if body.get("event") == "promote":
+        parts.append(f"the state of branch {body.get('branch')}")
+    if body.get("kept_branch"):
+        parts.append(f"what it was is kept as {body['kept_branch']}")
     if body.get("how"):
         parts.append(f"recovery: {body['how']}")
     if isinstance(body.get("report"), dict):
@@ -112,6 +124,19 @@ def _kept(_entry: public.LogEntry, body: Body) -> list[str]:
     return [f"for {duration(float(body['seconds']))}" if body.get("seconds") else "no longer"]
 
 
+def _configured(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [*(f"{name} {body[name]}" for name in _CONFIGURABLE if name in body), _by(body)]
+
+
+def _named(_entry: public.LogEntry, body: Body) -> list[str]:
+    name, was = body.get("name"), body.get("was")
+    return [str(body.get("snapshot_id")), f"is {name}" if name else "has no name", f"was {was}" if was else "", _by(body)]
+
+
+def _removed(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [str(body.get("snapshot_id")), f"was {body['name']}" if body.get("name") else "", _by(body)]
+
+
 def _anything(_entry: public.LogEntry, body: Body) -> list[str]:
     """Of a kind that this version does not know: what is short."""
     known = {"event", "from", "to"}
@@ -124,5 +149,8 @@ _TELLERS = {
     "forked": _forked,
     "resized": _resized,
     "keep-awake": _kept,
+    "configured": _configured,
+    "snapshot-named": _named,
+    "snapshot-removed": _removed,
     **dict.fromkeys(("running", "hibernating", "hibernated", "waking", "failed", "deleted", "salvaged", "detail"), _moved),
 }

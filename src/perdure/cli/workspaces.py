@@ -36,9 +36,6 @@ def register(app: typer.Typer) -> None:
     for function in (create, ls, show, sleep, wake, checkpoint, fork, log, resize, recover, rm):
         app.command()(function)
     app.command("keep-awake")(keep_awake)
-    snapshot = typer.Typer(help="Snapshots of a workspace.", no_args_is_help=True)
-    snapshot.command("ls")(snapshot_ls)
-    app.add_typer(snapshot, name="snapshot")
 
 
 def find(name: str) -> Workspace:
@@ -67,6 +64,7 @@ def create(
     disk_gib: Annotated[int | None, typer.Option(help="Disk; default: the image's.")] = None,
     idle_timeout_s: Annotated[float | None, typer.Option(help="Idle seconds before it sleeps; 0: never.")] = None,
     checkpoint_interval_s: Annotated[float | None, typer.Option(help="Seconds between automatic checkpoints; 0: off.")] = None,
+    keep_snapshots: Annotated[int | None, typer.Option(help="Of the snapshots nobody asked for, how many stay.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="HOST:PORT it may reach; repeatable.", metavar="HOST:PORT")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for all commands; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to find it by; repeatable.")] = None,
@@ -81,6 +79,7 @@ def create(
         "disk_gib": disk_gib,
         "idle_timeout_s": idle_timeout_s,
         "checkpoint_interval_s": checkpoint_interval_s,
+        "keep_snapshots": keep_snapshots,
     }
     options: dict[str, Any] = {
         "image": image,
@@ -129,7 +128,7 @@ def _shape(info: public.WorkspaceInfo) -> str:
     return f"{markup(info.image_name)}, {info.memory_mib} MiB, {cpus}, {info.disk_gib} GiB disk"
 
 
-def _state(info: public.WorkspaceInfo) -> str:
+def state_text(info: public.WorkspaceInfo) -> str:
     color = STATES.get(info.state.value, "yellow")
     return f"[{color}]{info.state.value}[/]"
 
@@ -152,7 +151,7 @@ def ls(
     rows = [
         (
             f"[bold]{markup(one.name)}[/]",
-            _state(one.info),
+            state_text(one.info),
             one.info.kind.value,
             markup(one.info.image_name),
             f"{one.info.memory_mib} MiB",
@@ -174,7 +173,7 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         return
     lines: list[tuple[str, str | list[str]]] = [
         ("id", info.id),
-        ("state", f"{_state(info)} {markup(info.state_detail)}".strip()),
+        ("state", f"{state_text(info)} {markup(info.state_detail)}".strip()),
         ("generation", str(info.generation)),
         ("image", _shape(info)),
         ("isolation", _isolation(info)),
@@ -182,12 +181,13 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         ("snapshot", _head(info, found)),
         ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
         ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
+        ("keeps", kept_count(info)),
         ("may reach", markup(", ".join(info.egress_allow)) or "nothing"),
         ("environment", markup(", ".join(info.environment)) or "-"),
         ("metadata", markup(", ".join(f"{key}={value}" for key, value in info.metadata.items())) or "-"),
         ("forked from", f"{info.parent_id} at {info.forked_from}" if info.parent_id else "-"),
         ("created", info.created_at.isoformat(timespec="seconds")),
-        ("last wake", _woke(report) if report else "-"),
+        ("last wake", woke(report) if report else "-"),
         ("hooks", _hooks(report)),
     ]
     say(f"[bold]{markup(info.name)}[/]")
@@ -210,7 +210,7 @@ def _isolation(info: public.WorkspaceInfo) -> list[str]:
     return [f"{held.isolation.value}: {holds or 'nothing more'}", *map(markup, lacks)]
 
 
-def _stored(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> str:
+def _stored(info: public.WorkspaceInfo, found: list[public.SnapshotPlace]) -> str:
     """What the snapshot that it wakes from needs besides the image, which all workspaces share."""
     head = next((one for one in found if one.id == info.head_snapshot_id), None)
     if head is None:
@@ -220,7 +220,7 @@ def _stored(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> str
     return f"{total} besides the image: {size(head.memory_total_bytes)} memory, {size(head.disk_total_bytes)} disk; {kept}"
 
 
-def _head(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> list[str]:
+def _head(info: public.WorkspaceInfo, found: list[public.SnapshotPlace]) -> list[str]:
     head = next((one for one in found if one.id == info.head_snapshot_id), None)
     if head is None:
         return [info.head_snapshot_id or "-"]
@@ -232,11 +232,13 @@ def _head(info: public.WorkspaceInfo, found: list[public.SnapshotInfo]) -> list[
 
 def _hooks(report: public.ResumeReport | None) -> str | list[str]:
     """What the last wake ran of the workspace's own, each with the end of its output."""
-    told = [(thread.hook(run.model_dump(mode="json")), run.output.strip().splitlines()) for run in (report.hooks if report else ())]
+    told = [
+        (thread.hook(run.model_dump(mode="json")), run.output.strip().splitlines()) for run in (report.hooks if report else ())
+    ]
     return [markup(line) for first, output in told for line in (first, *(f"  {said}" for said in output[-_HOOK_LINES:]))] or "-"
 
 
-def _woke(report: public.ResumeReport) -> str:
+def woke(report: public.ResumeReport) -> str:
     return markup(thread.woke(report.model_dump(mode="json")))
 
 
@@ -247,7 +249,7 @@ def tell_losses(workspace: Workspace) -> None:
     if report is not None and (
         report.memory is MemoryFate.LOST or report.disk == "rewound" or report.execs_lost or report.problems or failed_hooks
     ):
-        note(f"[yellow]{markup(workspace.name)} woke: {_woke(report)}[/]")
+        note(f"[yellow]{markup(workspace.name)} woke: {woke(report)}[/]")
 
 
 def sleep(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
@@ -274,7 +276,7 @@ def wake(
     if as_json:
         dump({"workspace": workspace.info, "report": report})
     else:
-        say(f"[bold]{markup(workspace.name)}[/] is awake: {_woke(report)}")
+        say(f"[bold]{markup(workspace.name)}[/] is awake: {woke(report)}")
 
 
 def checkpoint(
@@ -347,26 +349,11 @@ def _moment(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def snapshot_ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
-    """List a workspace's snapshots."""
-    as_json = wants_json(ctx, json)
-    found = find(name).snapshots()
-    if as_json:
-        dump({"snapshots": found})
-        return
-    rows = [
-        (
-            one.id,
-            one.reason,
-            markup(one.name or ""),
-            "yes" if one.has_memory else "no",
-            size(one.memory_total_bytes),
-            size(one.disk_total_bytes),
-            ago(one.created_at),
-        )
-        for one in found
-    ]
-    table(("ID", "REASON", "NAME", "MEMORY", "PAGES", "DISK", "MADE"), rows, right=("PAGES", "DISK"))
+def kept_count(info: public.WorkspaceInfo) -> str:
+    """Retention in words, of the snapshots that nobody asked for."""
+    if info.keep_snapshots is None:
+        return "its last snapshot, and while awake as many before it as the server's setting says"
+    return f"its newest {info.keep_snapshots} snapshots" if info.keep_snapshots > 1 else "only its last snapshot"
 
 
 def resize(
@@ -398,7 +385,7 @@ def recover(
     if as_json:
         dump({"workspace": workspace.info, "report": report})
     else:
-        say(f"[bold]{markup(workspace.name)}[/] is awake: {_woke(report)}")
+        say(f"[bold]{markup(workspace.name)}[/] is awake: {woke(report)}")
 
 
 def keep_awake(

@@ -106,6 +106,13 @@ def workspace_path(ref: str, *rest: str) -> str:
     return "/".join(["/v1/workspaces", *(_quote(part) for part in (ref, *rest))])
 
 
+def snapshot_path(ref: str, snapshot: str) -> str:
+    """``/v1/workspaces/REF/snapshots/SNAPSHOT``."""
+    if not snapshot or "/" in snapshot or snapshot in {".", ".."}:
+        raise InvalidRequest(f"{snapshot!r} is not a snapshot's name or id.", hint="List them with 'perdure snapshot ls NAME'.")
+    return workspace_path(ref, "snapshots", snapshot)
+
+
 def get(path: str, /, **query: object) -> Call:
     return Call("GET", path, query_of(query), repeatable=True)
 

@@ -18,6 +18,7 @@ class CreateOptions(TypedDict, total=False):
     disk_gib: int
     idle_timeout_s: float  # 0: never sleeps by itself
     checkpoint_interval_s: float  # 0: off
+    keep_snapshots: int  # of those that nobody asked for, how many of the newest stay, asleep too
     allow: Sequence[str]  # HOST:PORT it may reach
     envs: Mapping[str, str]
     metadata: Mapping[str, str]

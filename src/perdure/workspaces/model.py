@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
-from perdure.wire.node import Confinement, Guest, HookRun, MachineSize, MemoryFate, StoredSizes
+from perdure.wire.node import Confinement, Damage, Guest, HookRun, MachineSize, MemoryFate, StoredSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +203,34 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Verifying:
+    """Progress of a verification: these bytes of this file were read since the last one. ``done`` of ``count`` snapshots."""
+
+    workspace: Workspace
+    snapshot: Snapshot
+    file: str
+    read_bytes: int
+    done: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification found of one snapshot. ``ancestor``: of a damaged one, the newest intact one before it."""
+
+    workspace: Workspace
+    snapshot: Snapshot
+    damage: tuple[Damage, ...]
+    trial: Trial | None
+    ancestor: SnapshotId | None
+    disk_intact: bool
+
+    @property
+    def intact(self) -> bool:
+        return not self.damage and (self.trial is None or not self.trial.problem)
+
+
+@dataclass(frozen=True, slots=True)
 class JournalEntry:
     """One entry of a workspace's thread; ``hash`` chains over the previous one."""
 
@@ -307,6 +335,13 @@ class Workspaces(Protocol):
 
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
         """Remove a snapshot. Conflict with the reason when a workspace wakes from it or was forked from it, or it is needed."""
+        ...
+
+    def verify(
+        self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
+    ) -> AsyncIterator[Verifying | Verified]:
+        """Check every stored byte of a workspace's snapshots, of one of them, or (``ref`` None) of all workspaces; with ``trial``
+        also start each in a throwaway machine. Wakes nothing. Closing the iterator ends it."""
         ...
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:

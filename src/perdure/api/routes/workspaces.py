@@ -26,6 +26,7 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.A
         disk_gib=body.disk_gib,
         idle_timeout_s=body.idle_timeout_s,
         checkpoint_interval_s=body.checkpoint_interval_s,
+        keep_snapshots=body.keep_snapshots,
         egress_allow=tuple(body.egress_allow),
         environment=body.environment,
         metadata=body.metadata,
@@ -93,6 +94,34 @@ async def fork_workspace(ref: str, body: public.ForkWorkspace, call: Call) -> pu
     return public.ForkAnswer(results=[render.fork_result(one) for one in made])
 
 
+@router.post("/{ref}/rewind")
+async def rewind_workspace(ref: str, body: public.RewindWorkspace, call: Call) -> public.AwakeAnswer:
+    """Go on from an earlier snapshot. What it was until now is kept as a sleeping branch that the report names."""
+    workspace, report = await call.workspaces.rewind(call.ctx, ref, body.snapshot)
+    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+
+
+@router.post("/{ref}/promote")
+async def promote_branch(ref: str, call: Call) -> public.AwakeAnswer:
+    """The branch's state becomes that of the workspace it was forked from, which is answered, awake; the branch ends. What the
+    workspace was is kept as a sleeping branch that the report names."""
+    workspace, report = await call.workspaces.promote(call.ctx, ref)
+    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+
+
+@router.post("/{ref}/discard")
+async def discard_branch(ref: str, call: Call) -> public.Done:
+    """Free a branch; what is not one is refused. Discarding a discarded one, by its id, succeeds."""
+    await call.workspaces.discard(call.ctx, ref)
+    return public.Done()
+
+
+@router.get("/{ref}/tree")
+async def workspace_tree(ref: str, call: Call) -> public.WorkspaceTree:
+    """The whole tree that a workspace belongs to: what was forked from what, and when."""
+    return render.tree(await call.workspaces.tree(call.ctx, ref))
+
+
 @router.post("/{ref}/resize")
 async def resize_workspace(ref: str, body: public.ResizeWorkspace, call: Call) -> public.WorkspaceInfo:
     """Grow the disk; takes effect at its next disk boot."""
@@ -110,11 +139,6 @@ async def recover_workspace(ref: str, body: public.RecoverWorkspace, call: Call)
 async def keep_awake(ref: str, body: public.KeepAwake, call: Call) -> public.WorkspaceInfo:
     """Do not hibernate it for idleness for so many seconds; 0 ends an earlier wish."""
     return render.workspace(await call.workspaces.keep_awake(call.ctx, ref, body.seconds))
-
-
-@router.get("/{ref}/snapshots")
-async def list_snapshots(ref: str, call: Call) -> public.SnapshotList:
-    return public.SnapshotList(snapshots=[render.snapshot(one) for one in await call.workspaces.snapshots(call.ctx, ref)])
 
 
 @router.get("/{ref}/report")

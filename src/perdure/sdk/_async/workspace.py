@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 from perdure.core.errors import AlreadyExists, PerdureError
 from perdure.sdk import _core
@@ -138,11 +138,49 @@ class AsyncWorkspace:
             type(self)(one.workspace, self.client) if one.workspace else rebuild(one.model_dump(), 500) for one in answer.results
         ]
 
+    async def rewind(self, snapshot: str) -> public.ResumeReport:
+        """Go on from an earlier snapshot (id or name), awake. The report's ``kept_branch`` is what it was until now."""
+        body = _core.checked(public.RewindWorkspace, snapshot=snapshot)
+        answer = await self.fetch(_core.post(self._path("rewind"), body.model_dump(mode="json")), public.AwakeAnswer)
+        self.info, self.report = answer.workspace, answer.report
+        return answer.report
+
+    async def promote(self) -> Self:
+        """Of a branch: the workspace it was forked from goes on with its state, and is returned, awake, with ``report``; this one
+        ends. What the workspace was is in the report's ``kept_branch``."""
+        answer = await self.fetch(_core.post(self._path("promote")), public.AwakeAnswer)
+        return type(self)(answer.workspace, self.client, answer.report)
+
+    async def discard(self) -> None:
+        """Free a branch; what is not one is refused. Discarding a discarded one succeeds."""
+        await self.fetch(_core.post(self._path("discard"), repeatable=True), public.Done)
+
+    async def tree(self) -> builtins.list[public.TreeNode]:
+        """What was forked from what, in the tree that it belongs to: parents before their branches."""
+        return (await self.fetch(_core.get(self._path("tree")), public.WorkspaceTree)).nodes
+
     async def keep_awake(self, seconds: float) -> None:
         """Do not hibernate it for idleness for so many seconds; 0 ends an earlier wish."""
         self.info = await self.fetch(
             _core.post(self._path("keep-awake"), {"seconds": seconds}, repeatable=True), public.WorkspaceInfo
         )
+
+    async def configure(
+        self,
+        *,
+        keep_snapshots: int | Literal["default"] | None = None,
+        idle_timeout_s: float | None = None,
+        checkpoint_interval_s: float | None = None,
+    ) -> None:
+        """Change its timers and how many of the snapshots that nobody asked for it keeps; what is left out stays as it is."""
+        body = _core.checked(
+            public.ConfigureWorkspace,
+            keep_snapshots=keep_snapshots,
+            idle_timeout_s=idle_timeout_s,
+            checkpoint_interval_s=checkpoint_interval_s,
+        )
+        call = Call("PATCH", self._path(), body=body.model_dump(mode="json", exclude_none=True), repeatable=True)
+        self.info = await self.fetch(call, public.WorkspaceInfo)
 
     async def resize(self, disk_gib: int) -> None:
         """Grow the disk; takes effect at its next disk boot."""
@@ -165,8 +203,19 @@ class AsyncWorkspace:
 
     # ------------------------------------------------------------------------------------------------------------- history
 
-    async def snapshots(self) -> builtins.list[public.SnapshotInfo]:
+    async def snapshots(self) -> builtins.list[public.SnapshotPlace]:
+        """Oldest first, each with what it descends from, what keeps it, what hangs on it and what it weighs."""
         return (await self.fetch(_core.get(self._path("snapshots")), public.SnapshotList)).snapshots
+
+    async def name_snapshot(self, snapshot: str, name: str | None) -> public.SnapshotInfo:
+        """Give a snapshot (by id or name) a name, which keeps it; None takes its name away."""
+        body = _core.checked(public.NameSnapshot, name=name)
+        call = Call("PATCH", _core.snapshot_path(self.id, snapshot), body=body.model_dump(mode="json"), repeatable=True)
+        return await self.fetch(call, public.SnapshotInfo)
+
+    async def remove_snapshot(self, snapshot: str) -> public.SnapshotInfo:
+        """Remove a snapshot (by id or name). Raises Conflict with the reason when a workspace stands on it."""
+        return await self.fetch(Call("DELETE", _core.snapshot_path(self.id, snapshot)), public.SnapshotInfo)
 
     async def log(self, *, after_seq: int = 0, limit: int = 1000) -> builtins.list[public.LogEntry]:
         """Its thread: what happened to it, in order."""

@@ -44,6 +44,12 @@ from perdure.wire.public.images import (
     ImageList,
     PrunedImages,
 )
+from perdure.wire.public.lineage import (
+    ConfigureWorkspace,
+    NameSnapshot,
+    SnapshotList,
+    SnapshotPlace,
+)
 from perdure.wire.public.server import (
     CheckStatus,
     DoctorCheck,
@@ -68,11 +74,10 @@ from perdure.wire.public.workspaces import (
     RecoverWorkspace,
     ReportAnswer,
     ResizeWorkspace,
-    HookInfo,
     ResumeReport,
     RewindWorkspace,
     SnapshotInfo,
-    SnapshotList,
+    TreeNode,
     WakeWorkspace,
     WorkspaceInfo,
     WorkspaceKind,
@@ -124,6 +129,7 @@ __all__ = [
     "KeepAwake",
     "Log",
     "LogEntry",
+    "NameSnapshot",
     "PrunedImages",
     "RecoverWorkspace",
     "ReportAnswer",
@@ -134,6 +140,7 @@ __all__ = [
     "SignalExec",
     "SnapshotInfo",
     "SnapshotList",
+    "SnapshotPlace",
     "StartExec",
     "StdinWritten",
     "Text",

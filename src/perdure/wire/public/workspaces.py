@@ -28,6 +28,10 @@ class WorkspaceKind(StrEnum):
     LOST = "lost"
 
 
+#: Of the snapshots that nobody asked for, how many of the newest stay.
+KeepSnapshots = Annotated[int, Field(ge=0, le=1000)]
+
+
 class ConfinementInfo(Answer):
     """Which protections around the VMM hold on this host; ``missing`` says why each absent one is absent."""
 
@@ -70,6 +74,7 @@ class WorkspaceInfo(Answer):
     state_changed_at: datetime
     last_active_at: datetime
     expires_at: datetime | None
+    keep_snapshots: int | None = None  # None: the server's setting while it is awake, and only the head while it sleeps
 
 
 class WorkspaceList(Answer):
@@ -86,6 +91,7 @@ class CreateWorkspace(Body):
     disk_gib: Annotated[int, Field(ge=1, le=65536)] | None = None
     idle_timeout_s: Seconds | None = None
     checkpoint_interval_s: Seconds | None = None
+    keep_snapshots: KeepSnapshots | None = None
     egress_allow: list[Text] = Field(default_factory=list, max_length=1000)
     environment: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
     metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
@@ -142,10 +148,6 @@ class SnapshotInfo(Answer):
     pause_s: float
     created_at: datetime
     disk_gib: int | None = None
-
-
-class SnapshotList(Answer):
-    snapshots: list[SnapshotInfo]
 
 
 class AwakeAnswer(Answer):

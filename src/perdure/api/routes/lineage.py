@@ -1,0 +1,41 @@
+"""Snapshots of a workspace in their tree, and how many it keeps."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from perdure.api import render
+from perdure.api.deps import Call
+from perdure.wire import public
+from perdure.workspaces import model
+
+router = APIRouter(prefix="/workspaces", tags=["snapshots"])
+
+
+@router.patch("/{ref}")
+async def configure_workspace(ref: str, body: public.ConfigureWorkspace, call: Call) -> public.WorkspaceInfo:
+    """Change its timers and how many snapshots it keeps. Never wakes it."""
+    change = model.Configuration(
+        keep_snapshots=body.keep_snapshots,
+        idle_timeout_s=body.idle_timeout_s,
+        checkpoint_interval_s=body.checkpoint_interval_s,
+    )
+    return render.workspace(await call.workspaces.configure(call.ctx, ref, change))
+
+
+@router.get("/{ref}/snapshots")
+async def list_snapshots(ref: str, call: Call) -> public.SnapshotList:
+    """The tree: what each descends from, what keeps it, what hangs on it, what it weighs."""
+    return public.SnapshotList(snapshots=[render.place(one) for one in await call.workspaces.lineage(call.ctx, ref)])
+
+
+@router.patch("/{ref}/snapshots/{snapshot}")
+async def name_snapshot(ref: str, snapshot: str, body: public.NameSnapshot, call: Call) -> public.SnapshotInfo:
+    """Give a snapshot a name, which keeps it, or take its name away. A name in use is 409."""
+    return render.snapshot(await call.workspaces.name_snapshot(call.ctx, ref, snapshot, body.name))
+
+
+@router.delete("/{ref}/snapshots/{snapshot}")
+async def remove_snapshot(ref: str, snapshot: str, call: Call) -> public.SnapshotInfo:
+    """Remove a snapshot. 409 with the reason when a workspace wakes from it or was forked from it, or something needs it."""
+    return render.snapshot(await call.workspaces.remove_snapshot(call.ctx, ref, snapshot))
