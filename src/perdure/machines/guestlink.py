@@ -371,9 +371,13 @@ class GuestLink(GuestFiles):
         """CPU seconds that all user processes have used since boot: whether anything can have changed by itself."""
         return integer((await self._call({"op": Call.PING})).get("cpu_us")) / 1e6
 
-    async def sync(self, deadline_s: float = 60.0) -> None:
-        """Flush every file system of the guest to its disks."""
-        await self._call({"op": Call.SYNC}, deadline_s)
+    async def sync(self, deadline_s: float = 60.0, *, drop_caches_over: int | None = None) -> int:
+        """Flush every file system of the guest to its disks, then drop its page cache if that is larger than so many bytes.
+        Returns the bytes dropped."""
+        request: dict[str, Any] = {"op": Call.SYNC}
+        if drop_caches_over is not None:
+            request["drop_caches_over"] = drop_caches_over
+        return integer((await self._call(request, deadline_s)).get("dropped"))
 
     async def settle(self, commands: Sequence[str] = (), *, deadline_s: float = 60.0, drop_caches: bool = False) -> bool:
         """Run warm-up commands, flush, and wait for quiet. False when it was not quiet by the deadline.

@@ -256,7 +256,7 @@ def _start_spec(at: Record, plan: Plan) -> StartSpec:
 def _told(at: Record, plan: Plan) -> Told:
     """The report's facts that are known before the start, as the workspace reads them in its resume.json."""
     report = _known(at, plan)
-    return Told({**report, "disk": plan.disk.value, "at": at.now.isoformat()}, plan.memory_lost, at.rewound)
+    return Told({**report, "disk": plan.disk.value, "at": at.now.isoformat().replace("+00:00", "Z")}, plan.memory_lost, at.rewound)
 
 
 def _known(at: Record, plan: Plan) -> dict[str, Any]:
