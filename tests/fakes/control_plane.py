@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
+
+import psycopg
 
 from perdure.core.clock import epoch_ms
 from perdure.core.config import Settings
@@ -93,6 +95,11 @@ class ControlPlane:
             if condition(workspace):
                 return workspace
         raise AssertionError(f"{name} stays {workspace.state} ({workspace.state_detail!r})")
+
+    async def execute(self, statement: LiteralString, *values: object) -> None:
+        """SQL that the product does not have."""
+        async with await psycopg.AsyncConnection.connect(self.database.url, autocommit=True) as connection:
+            await connection.execute(statement, values)
 
     def minted(self, prefix: str) -> str:
         return mint(prefix, now_ms=epoch_ms(self.clock))

@@ -73,7 +73,10 @@ class FusedDatabase:
         self._fuse.point(f"before {query}")
         result = await work()
         if not query.endswith(
-            ("by_id", "by_ref", "find", "standing", "on_node", "unfinished", "names_like", "of_workspace", "deleting")
+            (
+                *("by_id", "by_ref", "find", "standing", "on_node", "unfinished", "names_like", "of_workspace", "deleting"),
+                *("_of_node", "entries", "holders", "used_by"),
+            )
         ):
             self._fuse.point(f"after {query}")
         return result

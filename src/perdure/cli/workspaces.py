@@ -181,7 +181,7 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         ("snapshot", _head(info, found)),
         ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
         ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
-        ("keeps", kept_count(info)),
+        ("keeps", kept_count(info) if info.keep_snapshots is not None else "-"),
         ("may reach", markup(", ".join(info.egress_allow)) or "nothing"),
         ("environment", markup(", ".join(info.environment)) or "-"),
         ("metadata", markup(", ".join(f"{key}={value}" for key, value in info.metadata.items())) or "-"),

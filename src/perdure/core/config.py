@@ -55,6 +55,9 @@ class Settings(BaseSettings):
         default=10.0, gt=0, le=3600, description="What one program in /etc/perdure/on-wake.d may take at a wake."
     )
     hooks_limit_s: float = Field(default=30.0, gt=0, le=3600, description="What all of them together may take at a wake.")
+    guest_cache_mib: int = Field(
+        default=128, ge=0, description="A workspace that falls asleep with a larger page cache drops it first; 0: never."
+    )
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
     shutdown_deadline_s: float = Field(
         default=60.0,
@@ -62,7 +65,11 @@ class Settings(BaseSettings):
         description="SIGTERM: how long a hibernation that fails is tried again while no other one ends; none is cut short.",
     )
     lost_branch_days: float = Field(default=7.0, ge=0, description="How long NAME@lost-TIME branches are kept.")
-    keep_automatic_checkpoints: int = Field(default=2, ge=1, description="Automatic snapshots kept while awake; asleep, none.")
+    keep_automatic_checkpoints: int = Field(
+        default=2,
+        ge=1,
+        description="Snapshots that nobody asked for, kept while awake; asleep, the last. A workspace may say otherwise.",
+    )
 
     lease_s: float = Field(default=20.0, gt=0, description="Node lease in the database.")
     freeze_s: float = Field(default=15.0, gt=0, description="The node freezes its VMs this long after its last sure renewal.")

@@ -18,7 +18,7 @@ from perdure.wire import public
 
 #: Makes the spec of a golden for an image at its default size on this host; None where no golden can be made here.
 GoldenFor = Callable[[Image, ProgressSink], Awaitable[GoldenSpec | None]]
-#: Names of workspaces that need an image.
+#: Names of workspaces that need an image, and of snapshots that have outlived theirs.
 UsersOf = Callable[[str], Awaitable[list[str]]]
 
 
@@ -50,7 +50,7 @@ class ImageService:
         await asyncio.to_thread(self.store.remove, image.digest)
 
     async def prune(self) -> public.PrunedImages:
-        """Remove every image that no name points to and no workspace needs."""
+        """Remove every image, with its goldens, that no name points to and neither a workspace nor a snapshot needs."""
         removed, kept, freed = [], [], 0
         for image in await asyncio.to_thread(self.store.unnamed):
             info = await asyncio.to_thread(self._info, image)

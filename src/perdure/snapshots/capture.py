@@ -167,7 +167,13 @@ class MachineRun:
 
     async def _record(self, live: LiveRecord, prepared: DiskId | None = None) -> None:
         """``_live`` may name a layer that does not exist yet, never the other way round."""
-        await asyncio.to_thread(self.store.record, live)
+        work = asyncio.create_task(asyncio.to_thread(self.store.record, live))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # A thread goes on whoever waits for it: what it writes must not come after the end of the run.
+            await asyncio.wait([work])
+            raise
         self._live, self._next = live, prepared or self._next
 
     async def collapse(self, machine: Machine, keep_own: int) -> None:
@@ -275,12 +281,17 @@ class MachineRun:
                 crashpoint(CrashPoint.CAPTURE_WRITTEN)
                 self.store.publish(manifest)
             except BaseException:
+                failed = self._writer
                 self._seal()  # after a failed fsync nobody knows what of the segment is on the disk
                 self.store.discard(captured.request.snapshot_id)
+                if failed is not None:
+                    self.store.sweep([segment_file(failed.segment_id)])  # unless an earlier snapshot or this run needs it
                 raise
             finally:
                 self._pending = self._rehearsal = None
+            left = self._index.segments() - index.segments()
             self._index, self._parent = index, captured.request.snapshot_id
+            self.store.sweep([segment_file(name) for name in left])  # the snapshots that named them may be gone already
             if self._writer is not None and self._writer.size > SEGMENT_BYTES_MAX:
                 self._seal()
         return manifest.facts()

@@ -188,6 +188,23 @@ async def test_a_branch_outlives_the_snapshot_it_came_from(bench: Bench) -> None
     assert await bench.read(bench.node.guest(branch, 2), "/root/file") == b"shared"
 
 
+async def test_snapshots_weigh_what_their_removal_frees_and_what_they_share(bench: Bench) -> None:
+    workspace, _ = await bench.begin()
+    await bench.write(workspace, 1, "/root/file", b"x" * 100_000)
+    first = await bench.capture(workspace, 1, CHECKPOINT)
+    second = await bench.capture(workspace, 1, HIBERNATE)
+    unknown = bench.snapshot_id()
+    sizes = await bench.node.stored_sizes((first.snapshot_id, second.snapshot_id, unknown))
+    assert set(sizes) == {first.snapshot_id, second.snapshot_id}
+    for one in sizes.values():
+        assert 0 < one.own_bytes <= one.total_bytes
+        assert one.shared_bytes == one.total_bytes - one.own_bytes
+    await bench.node.delete_snapshots((first.snapshot_id,))
+    left = await bench.node.stored_sizes((first.snapshot_id, second.snapshot_id))
+    assert set(left) == {second.snapshot_id}
+    assert left[second.snapshot_id].own_bytes >= sizes[second.snapshot_id].own_bytes, "what it shared may be its own now"
+
+
 async def test_a_reboot_goes_on_with_the_newest_disk(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/file", b"new")
