@@ -247,6 +247,8 @@ class Resident:
                 task.cancel()
         await self.link.retire()
         await self.machine.kill()
+        if self._collapse is not None and self._collapse is not asyncio.current_task():
+            await asyncio.wait([self._collapse])  # it may be writing the live record, which ends with the run
         await asyncio.to_thread(lambda: self.run.end(keep_layers=keep_layers))
 
     # -------------------------------------------------------------------------------------------------------- by itself

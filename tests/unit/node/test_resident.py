@@ -253,3 +253,26 @@ async def test_a_guest_that_broke_while_it_flushed_is_an_error() -> None:
     with pytest.raises(MachineDied):
         await world.resident.capture(spec)
     await world.resident.end(keep_layers=True)
+
+
+async def test_the_run_ends_after_a_merge_that_was_cut_off() -> None:
+    """It may be writing the live record, which would be left over if it came later."""
+    world = World()
+    order: list[str] = []
+
+    async def merge() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            order.append("merged")
+
+    def end(*, keep_layers: bool) -> int:
+        order.append("ended")
+        return 0
+
+    world.run.end = end  # type: ignore[method-assign]
+    world.resident._collapse = asyncio.create_task(merge())
+    await asyncio.sleep(0)
+    await world.resident.end(keep_layers=False)
+    assert order == ["merged", "ended"]
