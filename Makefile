@@ -2,12 +2,12 @@
 # ARGS goes to the command behind the target:  make test ARGS="tests/unit -x"
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check fix dev bench lock
+.PHONY: help setup demo test test-long torture torture-all check fix dev bench lock
 
 BIN := .venv/bin
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 setup:  ## packages, .venv, the base image
 	@tools/setup.sh system venv image
@@ -22,6 +22,14 @@ test:  ## set up and pass every test
 test-long: ## the long form of the proofs that 'make test' has in short
 	@tools/setup.sh system qemu10 venv image
 	@PERDURE_TEST_LONG=1 $(BIN)/python -m pytest -m "long or slow" $(ARGS)
+
+torture:  ## faults, recoveries and all invariants, over small machines; ARGS="--seed 7 --rounds 50"
+	@tools/setup.sh system venv
+	@$(BIN)/python -m tests.torture $(ARGS)
+
+torture-all: ## the same for long, and with virtual machines
+	@tools/setup.sh system qemu10 venv image
+	@$(BIN)/python -m tests.torture --all --rounds 1000 $(ARGS)
 
 check:  ## style, types, layers, generated files
 	@tools/setup.sh venv

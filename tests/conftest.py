@@ -19,7 +19,7 @@ import pytest
 from perdure.core.config import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("style", "unit", "contract", "simulation", "integration", "e2e")
+SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e")
 
 
 def _rank(item: pytest.Item) -> tuple[int, bool]:

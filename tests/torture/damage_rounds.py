@@ -1,7 +1,7 @@
 """Rounds in which a stored file is damaged, or a command of an earlier generation arrives late.
 
-``flip.*`` flips one bit, ``cut.*`` cuts a file short, ``gone.*`` removes it. Damage must be named before a machine runs on it, and
-everything that does not lie on the damaged file must wake as before. ``late.*`` delivers what was meant for a machine of an
+``flip.*`` flips one bit, ``cut.*`` cuts a file short, ``gone.*`` removes it. Damage must be named before a machine runs on it,
+and everything that does not lie on the damaged file must wake as before. ``late.*`` delivers what was meant for a machine of an
 earlier generation: it must be refused and change nothing.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from perdure.core.errors import NoSpace, PerdureError
+from perdure.core.errors import NoSpace
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import TortureNode

@@ -367,12 +367,16 @@ class TortureLink:
         self.machine.step()
         return 0.0
 
-    async def sync(self) -> None:
+    async def sync(self, **_: object) -> int:
         self.machine.check_alive()
+        return 0
 
     async def cpu_s(self) -> float:
         self.machine.check_alive()
         return float(self._operations)
+
+    async def ping(self) -> float:
+        return await self.cpu_s()
 
     def activity(self) -> LinkActivity:
         return LinkActivity(0, 0, 0, 0, 0.0, self._operations)

@@ -63,8 +63,9 @@ class Table:
         return self.fired.total()
 
     def rarest(self, goal: int) -> list[str]:
-        """Points that have fired less than ``goal`` times, those that were tried least first."""
-        return sorted((point for point in self.points if self.fired[point] < goal), key=lambda point: self.tried[point])
+        """Points that have fired less than ``goal`` times; those that have fired least come first, of them those tried least."""
+        rare = (point for point in self.points if self.fired[point] < goal)
+        return sorted(rare, key=lambda point: (self.fired[point], self.tried[point]))
 
     def lines(self) -> list[str]:
         """The closing line, then the table."""

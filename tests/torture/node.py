@@ -5,9 +5,10 @@ In place of images and goldens there is one small image; in place of QEMU and th
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 
 from perdure.core.clock import Clock, SystemClock
 from perdure.core.config import Settings
+from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.files import DISK, Disk
 from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId, WorkspaceId
 from perdure.images.model import Golden, Image
@@ -33,7 +35,8 @@ from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
 from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.store import SnapshotStore
-from perdure.wire.node import FromSnapshot, Identity, MachineSize, StartSpec
+from perdure.snapshots.verify import Verifier
+from perdure.wire.node import Checking, Damage, FromSnapshot, Identity, MachineSize, StartSpec, Verdict
 from tests.torture.machine import Proof, TortureLink, TortureMachine, base_ram
 
 DIGEST = "70" * 32
@@ -103,10 +106,18 @@ class _Goldens:
         self._token = token
         self._ram = BaseRam(image / "ram.base")
         self._image = Image(
-            digest=DIGEST, name="base", created_at=WHEN, directory=image, default_size=SIZE, disk_gib=DISK_GIB, kernel_version="6",
-            agent_protocol=1, environment={}, egress_allow=(), warm_up=(), packages={}, kernel_digest="", agent_release="",
-            recipe_digest="", root_digest="",
-        )  # fmt: skip
+            *(DIGEST, "base", WHEN, image, SIZE, DISK_GIB),
+            kernel_version="6",
+            agent_protocol=1,
+            environment={},
+            egress_allow=(),
+            warm_up=(),
+            packages={},
+            kernel_digest="",
+            agent_release="",
+            recipe_digest="",
+            root_digest="",
+        )
         self._golden = Golden(DIGEST, SIZE, image, "fp", "ab" * 32, 1.0, WHEN, 0, 0)
         self._identity = VmmIdentity("torture", (1, 0, 0), "torture 1", "torture", "torture", None)
 
@@ -183,6 +194,21 @@ class TortureNode(NodeSupervisor):
 
     async def _prepare(self, _key: tuple[str, str]) -> Machine:
         return cast(Machine, cast(_Goldens, self._goldens).machine(f"m{next(_names)}"))
+
+    async def verify(
+        self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False
+    ) -> AsyncGenerator[Checking | Verdict, None]:
+        """The snapshots' own files; a torture image has no descriptions to be held against."""
+        for snapshot_id in snapshot_ids:
+            try:
+                base = await self._base_of(self._store.manifest(snapshot_id))
+                found = await asyncio.to_thread(Verifier(self._store, lambda _file, _count: None).snapshot, snapshot_id, base)
+            except NotFound:
+                yield Verdict(snapshot_id, disk_intact=False, missing=True)
+            except CorruptSnapshot as error:
+                yield Verdict(snapshot_id, (Damage(error.file, error.message),), disk_intact=False)
+            else:
+                yield Verdict(snapshot_id, found.damage, disk_intact=found.disk_intact)
 
     async def compact(self) -> int:
         """What the background would do a while after a workspace fell asleep."""

@@ -1,0 +1,69 @@
+"""``python -m tests.torture``: faults, recoveries and invariants until the rounds are done. See docs/torture.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+
+import structlog
+
+from perdure.core.errors import InvalidRequest
+from tests.torture.defects import DEFECTS
+from tests.torture.model import Outcome
+from tests.torture.suite import GOAL, SOURCES, Plan, run
+
+
+def main() -> int:
+    """0 when no invariant was violated and, where the rounds suffice, every point fired; 1 otherwise."""
+    arguments = _parser().parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.WARNING)
+    seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
+    print(f"seed={seed}", file=sys.stderr, flush=True)
+    kinds = tuple(SOURCES) if arguments.all else tuple(arguments.only or ())
+    plan = Plan(arguments.rounds, seed, arguments.defect, kinds, tuple(arguments.point or ()), arguments.until_violation)
+    try:
+        table = asyncio.run(run(plan, _show))
+    except InvalidRequest as error:
+        print(error.message, file=sys.stderr)
+        return 2
+    for violation in table.violations:
+        print(violation)
+    for line in table.lines():
+        print(line)
+    silent = [point for point in table.points if table.fired[point] < GOAL]
+    if silent and table.rounds >= GOAL * len(table.points) and not table.violations:
+        print(f"fired less than {GOAL} times: {', '.join(silent)}", file=sys.stderr)
+        return 1
+    return 1 if table.violations else 0
+
+
+def _show(outcome: Outcome) -> None:
+    mark = "VIOLATION" if outcome.violations else "ok" if outcome.fired else "did not fire"
+    print(f"{outcome.point}: {mark} {outcome.detail if outcome.violations else ''}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--rounds", type=_positive, default=260, help="faults, each with its recovery (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="repeats the choices of an earlier run")
+    parser.add_argument("--defect", choices=sorted(DEFECTS), help="switch a known defect on: it must be found")
+    parser.add_argument("--all", action="store_true", help="virtual machines too")
+    parser.add_argument("--only", choices=SOURCES, action="append", help="rounds of this kind only; may be given again")
+    parser.add_argument("--point", action="append", help="rounds of this point only; may be given again")
+    parser.add_argument("--until-violation", action="store_true", help="end with the first violation")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of rounds: 1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""A PostgreSQL of the suite's own, which rounds may kill, with a migrated database for each home."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+
+from perdure.db.embedded import EmbeddedPostgres
+from perdure.db.migrations import migrate
+
+_TEMPLATE = "template_torture"
+#: A host that loses power is simulated for files; here only processes die, and those lose nothing that was written.
+_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+class Cluster:
+    """``url`` starts it when it is first asked for."""
+
+    def __init__(self, home: Path) -> None:
+        self._postgres = EmbeddedPostgres(home, settings=_SETTINGS)
+        self._is_up = False
+
+    async def url(self, name: str) -> str:
+        """Of a new, empty, migrated database."""
+        if not self._is_up:
+            await self._postgres.start()
+            self._is_up = True
+            await self._create(_TEMPLATE, "template0")
+            await asyncio.to_thread(migrate, self._postgres.url(_TEMPLATE))
+        await self._create(name, _TEMPLATE)
+        return self._postgres.url(name)
+
+    async def drop(self, name: str) -> None:
+        await self._run(f"drop database if exists {name} with (force)")
+
+    async def kill(self) -> None:
+        """SIGKILL of the postmaster; it runs again when this returns."""
+        pid = self._postgres.pid()
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._postgres.start()
+
+    async def stop(self) -> None:
+        if self._is_up:
+            await self._postgres.stop()
+
+    async def _create(self, name: str, template: str) -> None:
+        await self._run(f"create database {name} template {template}")
+
+    async def _run(self, statement: str) -> None:
+        async with await psycopg.AsyncConnection.connect(self._postgres.url("postgres"), autocommit=True) as connection:
+            await connection.execute(statement.encode())

@@ -1,0 +1,194 @@
+"""Rounds in which a process is killed by SIGKILL: a server or a machine at a named point, a server or the database at any time;
+or a clock is set back.
+
+One round is two lives of a server over the same home and database: in the first the fault happens under load, the second recovers
+and checks everything. Lives are forked by ``life``; the database is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from perdure.core.crashpoints import CrashPoint
+from tests.torture.cluster import Cluster
+from tests.torture.life import Order
+from tests.torture.model import Outcome, told_by
+from tests.torture.story import clear
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
+STEPS = 60
+ROUNDS_PER_HOUSE = 20
+RANDOM_DELAY_S = 0.6
+#: Points that have a machine, which can be the victim there.
+WITH_MACHINE = (
+    *(CrashPoint.START_CLAIMED, CrashPoint.START_RESTORED, CrashPoint.START_RUNNING, CrashPoint.START_AWAKE),
+    *(CrashPoint.CAPTURE_READY, CrashPoint.CAPTURE_PAUSED, CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_PUBLISHED),
+)
+
+
+@dataclass
+class _House:
+    """A home and a database that several rounds go on with."""
+
+    order: Order
+    home: Path
+    database: str
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class _Lived:
+    """How a life went. ``code`` is that of its process, negative for a signal."""
+
+    lines: tuple[str, ...]
+    code: int
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        return tuple(line.removeprefix("violation ") for line in self.lines if line.startswith("violation "))
+
+
+class Kills:
+    """Points are ``CRASHPOINT server``, ``CRASHPOINT vmm``, ``kill.*`` at any time, and ``clock.back``."""
+
+    points = (
+        *(f"{point.value} server" for point in CrashPoint),
+        *(f"{point.value} vmm" for point in WITH_MACHINE),
+        "kill.working",
+        "kill.recovering",
+        "kill.database",
+        "clock.back",
+    )
+
+    def __init__(self, scratch: Path, image: Path, random: Random, defect: str | None = None) -> None:
+        self._scratch = scratch
+        self._image = image
+        self._random = random
+        self._defect = defect
+        self._house: _House | None = None
+        self._forker: asyncio.subprocess.Process | None = None
+        self._houses = 0
+        (scratch / "pg").mkdir(mode=0o711)
+        self._cluster = Cluster(scratch / "pg")
+
+    async def close(self) -> None:
+        if self._forker is not None and self._forker.stdin is not None:
+            self._forker.stdin.close()
+            await self._forker.wait()
+        await self._leave()
+        await self._cluster.stop()
+
+    async def round(self, point: str) -> Outcome:
+        house = await self._enter()
+        house.rounds += 1
+        order = replace(house.order, seed=self._random.randrange(1 << 30))
+        detail = f"seed {order.seed}"
+        try:
+            first = await self._break(order, point)
+            fired = first.code == -signal.SIGKILL or "fired" in first.lines
+            second = await self._live(replace(order, steps=0, checks=True))
+            # While the database is away, a life cannot see that all is well.
+            violations = second.violations if point == "kill.database" else (*first.violations, *second.violations)
+            if second.code not in (0, 1) or (second.code == 1 and not violations):
+                violations = (*violations, f"a recovery ended with {second.code}: {second.lines[-3:]}")
+        except Exception as error:
+            fired, violations = True, told_by(error)
+        if violations:
+            await self._leave()  # what one round has broken must not be found again by the next
+        return Outcome(point, fired, violations, detail)
+
+    async def _break(self, order: Order, point: str) -> _Lived:
+        if point == "kill.working":
+            return await self._live(order, kill_after="working")
+        if point == "kill.recovering":
+            await self._live(order, kill_after="working")
+            return await self._live(replace(order, steps=0, checks=True), kill_after="born")
+        if point == "kill.database":
+            return await self._live(order, kill_after="working", before=self._cluster.kill)
+        if point == "clock.back":
+            return await self._live(replace(order, clock_back=True))
+        return await self._live(replace(order, crash=f"{point} {self._random.choice((1, 1, 2))}"))
+
+    # --------------------------------------------------------------------------------------------------------------- lives
+
+    async def _live(
+        self, order: Order, *, kill_after: str | None = None, before: Callable[[], Awaitable[None]] | None = None
+    ) -> _Lived:
+        """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done."""
+        forker = await self._fork_server()
+        assert forker.stdin is not None and forker.stdout is not None
+        forker.stdin.write(order.to_line())
+        lines: list[str] = []
+        pid = 0
+        limit_s, is_killing = LIFE_DEADLINE_S, False
+        while True:
+            try:
+                line = (await asyncio.wait_for(forker.stdout.readline(), limit_s)).decode().strip()
+            except TimeoutError:
+                if is_killing and before is not None:
+                    await before()
+                    before, limit_s = None, self._random.random() * RANDOM_DELAY_S
+                    continue
+                if is_killing:
+                    is_killing, limit_s = False, LIFE_DEADLINE_S
+                    _kill(pid)
+                    continue
+                _kill(pid)
+                raise TimeoutError(f"a life did not end within {LIFE_DEADLINE_S:g} s: {lines[-3:]}") from None
+            word, _, rest = line.partition(" ")
+            if word == "ended":
+                return _Lived(tuple(lines), int(rest))
+            if not word:
+                self._forker = None
+                raise RuntimeError("the process that forks servers has ended")
+            if word == "born":
+                pid = int(rest)
+            if word == kill_after:
+                limit_s, is_killing = self._random.random() * RANDOM_DELAY_S, True
+            lines.append(line)
+
+    async def _fork_server(self) -> asyncio.subprocess.Process:
+        if self._forker is None:
+            with (self._scratch / "lives.log").open("ab") as log:
+                self._forker = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "tests.torture.life"),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    cwd=ROOT,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                )
+        return self._forker
+
+    async def _enter(self) -> _House:
+        if self._house is not None and self._house.rounds >= ROUNDS_PER_HOUSE:
+            await self._leave()
+        if self._house is None:
+            self._houses += 1
+            home = self._scratch / f"house{self._houses}"
+            home.mkdir()
+            database = f"house{self._houses}"
+            url = await self._cluster.url(database)
+            order = Order(str(home), str(self._image), url, f"nod_{database}", 0, STEPS, False, defect=self._defect)
+            self._house = _House(order, home, database)
+        return self._house
+
+    async def _leave(self) -> None:
+        house, self._house = self._house, None
+        if house is not None:
+            await self._cluster.drop(house.database)
+            clear(house.home)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

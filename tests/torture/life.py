@@ -1,0 +1,244 @@
+"""Lives of a server: a process that reads orders and forks one server for each, which recovers, checks, works and is killed.
+
+The forking process imports everything once and runs no thread, so that a life begins in milliseconds. Orders come on stdin, one
+JSON object a line; what happens goes to stdout, one line each: ``born PID``, ``violation TEXT``, ``checked``, ``working``,
+``fired``, ``ended CODE``. Everything else that is printed goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import structlog
+
+from perdure.core import crashpoints
+from perdure.core.errors import PerdureError
+from perdure.core.ids import NodeId
+from perdure.db.database import Database
+from perdure.workspaces.model import CreateWorkspace, Workspace, WorkspaceState
+from tests.torture.defects import switched_on
+from tests.torture.ledger import Ledger
+from tests.torture.model import Violation, told_by
+from tests.torture.node import PATH, small_thresholds, text
+from tests.torture.server import CTX, Server
+
+WORKSPACES_MAX = 4
+STEPS_BACK_S = (3600.0, 86400.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One life. ``crash``: a line of ``core.crashpoints``. ``steps``: 0 only recovers and checks."""
+
+    home: str
+    image: str
+    url: str
+    node_id: str
+    seed: int
+    steps: int
+    checks: bool
+    crash: str | None = None
+    clock_back: bool = False
+    defect: str | None = None
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def main() -> None:
+    protocol = os.dup(1)
+    os.dup2(2, 1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.disable(logging.WARNING)
+
+    def say(line: str) -> None:
+        os.write(protocol, line.replace("\n", " ").encode() + b"\n")
+
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        pid = os.fork()
+        if pid == 0:
+            _live_and_die(order, say)
+        say(f"born {pid}")
+        _, status = os.waitpid(pid, 0)
+        say(f"ended {os.waitstatus_to_exitcode(status)}")
+
+
+def _live_and_die(order: Order, say: Callable[[str], None]) -> None:
+    """Ends this process, without the order that an exit would bring."""
+    code = 1
+    try:
+        with small_thresholds(), switched_on(order.defect):
+            asyncio.run(Life(order, say).live())
+        code = 0
+    except Exception as error:
+        say(f"violation {told_by(error)[0]}")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Life:
+    """One server, from its start to its end."""
+
+    def __init__(self, order: Order, say: Callable[[str], None]) -> None:
+        self._order = order
+        self._say = say
+        self._random = Random(order.seed)
+        self._home = Path(order.home)
+        self._crash_file = self._home / "crash"
+        self._fired = False
+
+    async def live(self) -> None:
+        order = self._order
+        database = Database(order.url)
+        await database.open()
+        ledger = Ledger(self._home / "ledger")
+        self.server = Server(database, self._home, Path(order.image), NodeId(order.node_id), ledger)
+        await self.server.start()
+        if order.checks:
+            await self._check()
+        if not order.steps:
+            return
+        if order.crash is not None:
+            self._crash_file.write_text(order.crash)
+            crashpoints.arm(self._crash_file)
+        self._say("working")
+        for _ in range(order.steps):
+            await self._attempt(self._step())
+            if self._has_fired():
+                self._say("fired")
+                await self._check()
+                return
+
+    async def _check(self) -> None:
+        """No fault falls into it: what it finds would be that fault."""
+        crashpoints.arm(None)
+        try:
+            await self.server.check(self._random)
+        except Violation as violation:
+            self._say(f"violation {violation}")
+        finally:
+            if self._crash_file.exists():
+                crashpoints.arm(self._crash_file)
+        self._say("checked")
+
+    def _has_fired(self) -> bool:
+        return self._fired or (self._order.crash is not None and not self._crash_file.exists())
+
+    # ---------------------------------------------------------------------------------------------------------------- work
+
+    async def _step(self) -> None:
+        if self._order.clock_back and self._random.random() < 0.3:
+            self._step_back()
+        found = [one for one in await self.server.service.find(CTX) if one.state is not WorkspaceState.DELETED]
+        if not found or (len(found) < WORKSPACES_MAX and self._random.random() < 0.15):
+            await self._attempt(self._create())
+            return
+        known = [one for one in found if one.id in self.server.ledger.facts]
+        one = self._random.choice(known or found)
+        weights = {
+            **{"put": 6, "checkpoint": 4, "named": 1, "sleep": 4, "wake": 4, "compact": 1},
+            **{"fork": 2 if len(found) < WORKSPACES_MAX else 0, "delete": 1 if len(found) > 2 else 0, "die": 1},
+            **{"rewind": self._rate("rewind", 1), "promote": self._rate("promote", 1)},
+        }
+        kind = self._random.choices(list(weights), list(weights.values()))[0]
+        await self._attempt(getattr(self, f"_{kind}")(one))
+        await self.server.settle()
+
+    def _rate(self, kind: str, usually: int) -> int:
+        """What the armed point lies in is done more often, for the other things seldom pass it."""
+        return 8 * usually if (self._order.crash or "").startswith(kind) else usually
+
+    async def _attempt(self, work: Awaitable[None]) -> None:
+        """An error of the product is an answer: nothing was acknowledged."""
+        with suppress(PerdureError):
+            await work
+
+    def _step_back(self) -> None:
+        seconds = self._random.choice(STEPS_BACK_S)
+        self.server.clock.offset_s -= seconds
+        self.server.database.shift_clock(-seconds)
+        self._fired = self._random.random() < 0.2  # after some of them
+
+    async def _create(self) -> None:
+        name = f"w{self._random.randrange(1 << 32):08x}"
+        workspace, _ = await self.server.service.create(CTX, CreateWorkspace(name))
+        self.server.ledger.note("born", workspace.id, values=[0])
+
+    async def _put(self, one: Workspace) -> None:
+        ledger = self.server.ledger
+        value = ledger.values + 1
+        async with self.server.service.awake(CTX, one.id) as awake:
+            ledger.note("putting", one.id, value=value)
+            await awake.guest.write_file(PATH, text(value))
+            ledger.note("put", one.id, value=value)
+
+    async def _checkpoint(self, one: Workspace, name: str | None = None) -> None:
+        snapshot = await self.server.service.checkpoint(CTX, one.id, name=name)
+        self.server.ledger.note("captured", one.id, snapshot=snapshot.id, name=name)
+
+    async def _named(self, one: Workspace) -> None:
+        await self._checkpoint(one, f"s{self._random.randrange(1 << 32):08x}")
+
+    async def _sleep(self, one: Workspace) -> None:
+        _, snapshot = await self.server.service.sleep(CTX, one.id)
+        self.server.ledger.note("captured", one.id, snapshot=snapshot.id)
+
+    async def _wake(self, one: Workspace) -> None:
+        await self.server.service.wake(CTX, one.id)
+
+    async def _fork(self, one: Workspace) -> None:
+        allowed = sorted(self._allowed(one))
+        for child in await self.server.service.fork(CTX, one.id, 2):
+            if isinstance(child, Workspace) and allowed:
+                self.server.ledger.note("born", child.id, values=allowed)
+
+    def _allowed(self, one: Workspace) -> set[int]:
+        facts = self.server.ledger.facts.get(one.id)
+        return set() if facts is None else set(facts.allowed)
+
+    async def _rewind(self, one: Workspace) -> None:
+        ledger = self.server.ledger
+        targets = [found.id for found in await self.server.service.snapshots(CTX, one.id) if found.id in ledger.snapshots]
+        if targets:
+            target = self._random.choice(targets)
+            ledger.note("moving", one.id, values=sorted(ledger.snapshots[target]))
+            await self.server.service.rewind(CTX, one.id, target)
+            await self._check()
+
+    async def _promote(self, one: Workspace) -> None:
+        ledger = self.server.ledger
+        parent = ledger.facts.get(one.parent_id or "")
+        if parent is not None and not parent.is_doomed and self._allowed(one):
+            ledger.note("moving", str(one.parent_id), values=sorted(self._allowed(one)))
+            ledger.note("deleting", one.id)
+            await self.server.service.promote(CTX, one.id)
+            await self._check()
+
+    async def _delete(self, one: Workspace) -> None:
+        self.server.ledger.note("deleting", one.id)
+        await self.server.service.delete(CTX, one.id)
+
+    async def _die(self, one: Workspace) -> None:
+        """Where it goes on, and what is kept beside it, is looked at before anything else happens to it."""
+        machine = self.server.node.machines.get(one.id)
+        if machine is not None:
+            await machine.kill()
+            await self._check()
+
+    async def _compact(self, _one: Workspace) -> None:
+        await self.server.node.compact()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The short form of the torture suite, and of its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.core.crashpoints import CrashPoint
+from tests.torture.model import Outcome, Table
+from tests.torture.suite import USUAL, Plan, run
+
+SEED = 11
+ROUNDS_OF_FILES = 40
+ROUNDS_OF_KILLS = 16
+
+
+@pytest.mark.timeout(600)
+async def test_files_survive_power_cuts_full_disks_damage_and_late_commands() -> None:
+    table = await run(Plan(ROUNDS_OF_FILES, SEED, kinds=("cuts", "full", "damage", "late")))
+    assert table.violations == []
+    assert table.rounds == ROUNDS_OF_FILES
+    assert all(table.fired[point] for point in table.points), "every point fired"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_servers_and_machines_survive_sigkill_at_named_points_and_at_any_time() -> None:
+    points = (
+        *(f"{point.value} server" for point in (CrashPoint.WAKE_RECORDED, CrashPoint.START_RESTORED, CrashPoint.START_REPORTED)),
+        *(f"{point.value} server" for point in (CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_WRITTEN)),
+        *(f"{point.value} server" for point in (CrashPoint.CAPTURE_PUBLISHED, CrashPoint.CAPTURE_REPORTED)),
+        *("start.running vmm", "capture.paused vmm", "kill.working", "kill.recovering", "clock.back"),
+    )
+    table = await run(Plan(ROUNDS_OF_KILLS, SEED, kinds=("kills",), points=points))
+    assert table.violations == []
+    assert table.rounds == ROUNDS_OF_KILLS
+    assert table.faults >= ROUNDS_OF_KILLS - 2
+
+
+@pytest.mark.qemu
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_virtual_machines_survive_sigkill(base_image: Path) -> None:
+    table = await run(Plan(24, SEED, kinds=("machines",)))
+    assert table.violations == []
+    assert table.faults == 24
+
+
+@pytest.mark.qemu
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_virtual_machine_survives_sigkill_of_its_server_and_of_itself(base_image: Path) -> None:
+    table = await run(Plan(2, SEED, kinds=("machines",), points=("vm.server", "vm.capture-vmm")))
+    assert table.violations == []
+    assert table.faults == 2
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parent.parent.parent
+    words = [sys.executable, "-m", "tests.torture", *arguments]
+    return subprocess.run(words, cwd=root, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.timeout(600)
+def test_the_command_ends_with_its_line_and_the_table() -> None:
+    done = command("--rounds", "2", "--seed", "5", "--only", "late")
+    assert done.returncode == 0, done.stderr
+    head, *table = done.stdout.splitlines()
+    assert head == "rounds=2 faults=2 violations=0 seed=5"
+    assert {line.split()[1] for line in table} >= {"late.stop", "late.guest"}
+    assert sum(int(line.split()[0]) for line in table) == 2
+
+
+@pytest.mark.timeout(600)
+def test_the_command_fails_when_something_is_violated() -> None:
+    done = command("--rounds", "5", "--seed", "5", "--only", "late", "--point", "late.stop", "--defect", "no-generation-check")
+    assert done.returncode == 1
+    assert "violations=5" in done.stdout
+    assert "late.stop" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--rounds", "0"], "0 is no number of rounds"),
+        (["--rounds", "many"], "many"),
+        (["--defect", "none-such"], "invalid choice: 'none-such'"),
+        (["--only", "none-such"], "invalid choice: 'none-such'"),
+        (["--only", "late", "--point", "none-such"], "There is no point 'none-such'"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_sense(arguments: list[str], why: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert why in done.stderr
+
+
+def test_the_table_says_what_fired() -> None:
+    table = Table(3, ("a", "b"))
+    table.add(Outcome("a", True))
+    table.add(Outcome("a", False))
+    table.add(Outcome("b", True, ("it broke",), "at 7"))
+    assert table.lines() == ["rounds=3 faults=2 violations=1 seed=3", "     1  a", "     1  b"]
+    assert table.violations == ["round 3, b (at 7): it broke"]
+    assert table.rarest(1) == []
+    assert table.rarest(2) == ["b", "a"]
+
+
+def test_kinds_without_virtual_machines_are_the_usual_ones() -> None:
+    assert set(USUAL) == {"cuts", "full", "damage", "late", "kills"}
