@@ -27,7 +27,7 @@ from perdure.api.services import Services
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
-from perdure.core.errors import Conflict
+from perdure.core.errors import Conflict, PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
@@ -199,7 +199,10 @@ async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
         return
     image = await asyncio.to_thread(images.resolve, DEFAULT_IMAGE)
     if images.goldens(image):
-        await node.warm(image.digest, image.default_size)
+        try:
+            await node.warm(image.digest, image.default_size)
+        except PerdureError as error:  # an image of another release, say: what it is good for is told to who asks for it
+            log.warning("no machine is kept warm", image=image.name, error=error.message, hint=error.hint)
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts

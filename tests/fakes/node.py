@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from perdure.core.clock import Clock, SystemClock
-from perdure.core.errors import Conflict, MachineDied, NotFound, PerdureError, RestoreFailed, StaleGeneration
+from perdure.core.errors import Conflict, CorruptSnapshot, MachineDied, NotFound, PerdureError, RestoreFailed, StaleGeneration
 from perdure.core.ids import ExecId, NodeId, SnapshotId, WorkspaceId
 from perdure.wire.node import (
     Activity,
     CaptureMode,
     CaptureSpec,
+    Checking,
     Confinement,
+    Damage,
     FileKind,
     FromDisk,
     FromSnapshot,
@@ -38,6 +40,9 @@ from perdure.wire.node import (
     StartReport,
     StartSpec,
     StoredSizes,
+    Trial,
+    TrialKind,
+    Verdict,
 )
 from tests.fakes.memory_guest import Command, MemoryGuest, World
 from tests.fakes.memory_guest import Node as FileNode
@@ -106,6 +111,9 @@ class FakeNode:
         self.clock = clock or SystemClock()
         self.machines: dict[WorkspaceId, FakeMachine] = {}
         self.stored: dict[SnapshotId, StoredSnapshot] = {}
+        self.damage: dict[SnapshotId, tuple[Damage, ...]] = {}  # stored snapshots that are not as they were written
+        self.bad_disk: set[SnapshotId] = set()  # of these the disk's part
+        self.untrue: dict[SnapshotId, str] = {}  # snapshots that another machine made, and what of it differs
         self.is_quiet = True  # whether programs stand still at the next captures
         self.busy: dict[WorkspaceId, Activity] = {}  # overrides what ``activity`` would say
         self.calls: list[str] = []
@@ -223,12 +231,22 @@ class FakeNode:
         match spec.source:
             case FromSnapshot(snapshot_id):
                 found = self._find(snapshot_id)
+                self._refuse_damaged(snapshot_id, disk_only=snapshot_id in self.untrue)
+                if snapshot_id in self.untrue:
+                    reason = f"fingerprint: {self.untrue[snapshot_id]}"
+                    return copy.deepcopy(found.files), {}, dict(spec.environment), MemoryFate.LOST, reason
                 if found.commands is None:
                     raise RestoreFailed(f"{snapshot_id} has no memory.")
                 return copy.deepcopy(found.files), _copy_commands(found.commands), dict(found.environment), MemoryFate.KEPT, ""
             case FromDisk(snapshot_id, reason) if snapshot_id is not None:
+                self._refuse_damaged(snapshot_id, disk_only=True)
                 return copy.deepcopy(self._find(snapshot_id).files), {}, dict(spec.environment), MemoryFate.LOST, reason
         return World().files, {}, dict(spec.environment), MemoryFate.NEW, ""
+
+    def _refuse_damaged(self, snapshot_id: SnapshotId, *, disk_only: bool) -> None:
+        damage = self.damage.get(snapshot_id, ())
+        if damage and (not disk_only or snapshot_id in self.bad_disk):
+            raise CorruptSnapshot(damage[0].problem, file=damage[0].file)
 
     def _find(self, snapshot_id: SnapshotId) -> StoredSnapshot:
         if snapshot_id not in self.stored:
@@ -305,7 +323,27 @@ class FakeNode:
 
     async def snapshot(self, snapshot_id: SnapshotId) -> SnapshotFacts:
         self._enter("snapshot")
-        return self._find(snapshot_id).facts
+        found = self._find(snapshot_id)
+        self._refuse_damaged(snapshot_id, disk_only=False)
+        return found.facts
+
+    async def verify(
+        self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False
+    ) -> AsyncGenerator[Checking | Verdict, None]:
+        self._enter("verify")
+        for snapshot_id in snapshot_ids:
+            await asyncio.sleep(0)
+            stored = self.stored.get(snapshot_id)
+            if stored is None:
+                yield Verdict(snapshot_id, disk_intact=False, missing=True)
+                continue
+            yield Checking(snapshot_id, f"snapshots/{snapshot_id}/manifest.json", 1000)
+            damage = self.damage.get(snapshot_id, ())
+            kind = TrialKind.DISK if stored.commands is None or snapshot_id in self.untrue else TrialKind.MEMORY
+            reason = f"fingerprint: {self.untrue[snapshot_id]}" if snapshot_id in self.untrue else ""
+            reason = reason or ("no-memory-in-snapshot" if stored.commands is None else "")
+            outcome = Trial(kind, reason, 0.5, "") if trial and not damage else None
+            yield Verdict(snapshot_id, damage, disk_intact=snapshot_id not in self.bad_disk, trial=outcome)
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         self._enter("delete_snapshots")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -35,6 +35,8 @@ from perdure.workspaces.model import (
     SnapshotPlace,
     SnapshotReason,
     TreeNode,
+    Verified,
+    Verifying,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -74,6 +76,7 @@ class FakeWorkspaces:
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
         self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
+        self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
         self.lookups = 0
         self._count = 0
 
@@ -368,6 +371,19 @@ class FakeWorkspaces:
         self.history[row.id].remove(one)
         self._note(row, "snapshot-removed", snapshot_id=one.id, name=one.name)
         return one
+
+    async def verify(
+        self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
+    ) -> AsyncGenerator[Verifying | Verified, None]:
+        rows = list(self.rows.values()) if ref is None else [self.find_row(ref)]
+        pairs = [(row, one) for row in rows for one in self.history.get(row.id, []) if snapshot in {None, one.id, one.name}]
+        if snapshot is not None and not pairs:
+            raise NotFound(f"There is no snapshot {snapshot!r}.", hint="'perdure snapshot ls' shows those there are.")
+        for done, (row, one) in enumerate(pairs):
+            yield Verifying(row, one, f"snapshots/{one.id}/manifest.json", 1000, done, len(pairs))
+            damage = self.damage.get(one.id, ())
+            tried = node.Trial(node.TrialKind.MEMORY, "", 1.5, "") if trial and not damage else None
+            yield Verified(row, one, damage, tried, one.parent_id if damage else None, disk_intact=True)
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return self.reports.get(self.find_row(ref).id)

@@ -153,6 +153,35 @@ def fork_result(value: model.Workspace | PerdureError) -> public.ForkResult:
     return public.ForkResult(workspace=workspace(value))
 
 
+def verifying(value: model.Verifying) -> public.VerifyEvent:
+    return public.VerifyEvent(
+        type="progress",
+        workspace=value.workspace.name,
+        snapshot_id=value.snapshot.id,
+        file=value.file,
+        read_bytes=value.read_bytes,
+        done=value.done,
+        count=value.count,
+    )
+
+
+def verified(value: model.Verified) -> public.VerifiedSnapshot:
+    trial = value.trial
+    return public.VerifiedSnapshot(
+        workspace=value.workspace.name,
+        workspace_id=value.workspace.id,
+        snapshot_id=value.snapshot.id,
+        name=value.snapshot.name,
+        intact=value.intact,
+        damage=[public.DamageInfo(file=one.file, problem=one.problem) for one in value.damage],
+        disk_intact=value.disk_intact,
+        ancestor=value.ancestor,
+        trial=None
+        if trial is None
+        else public.TrialInfo(kind=trial.kind.value, reason=trial.reason, seconds=trial.seconds, problem=trial.problem),
+    )
+
+
 def log_entry(value: model.JournalEntry) -> public.LogEntry:
     return public.LogEntry(
         seq=value.seq, at=value.at, kind=value.kind, generation=value.generation, body=dict(value.body), hash=value.hash

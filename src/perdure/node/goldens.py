@@ -89,6 +89,7 @@ class Goldens:
                 return older
         raise CorruptSnapshot(
             f"The golden snapshot {golden_ref} of image {origin.image.digest[:12]}, which this snapshot lies on, is gone.",
+            file=f"images/blobs/{origin.image.digest}/golden/{golden_ref.rpartition('.')[0]}/golden.json",
             hint="Restore the node's image directory; without it the snapshot cannot be used.",
         )
 

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from perdure.core.clock import Clock, epoch_ms
 from perdure.core.errors import CorruptData, CorruptSnapshot, NotFound, PerdureError
@@ -59,11 +59,12 @@ class Verification:
         try:
             for snapshot_id in snapshot_ids:
                 verdict: Verdict | None = None
-                async for event in work.check(snapshot_id):
-                    if isinstance(event, Verdict):
-                        verdict = event
-                    else:
-                        yield event
+                async with aclosing(work.check(snapshot_id)) as events:
+                    async for event in events:
+                        if isinstance(event, Verdict):
+                            verdict = event
+                        else:
+                            yield event
                 if verdict is not None and trial and verdict.intact:
                     verdict = await self._with_trial(verdict)
                 if verdict is not None:
@@ -87,8 +88,9 @@ class Verification:
             outcome = await task
         except NotFound:
             return Verdict(verdict.snapshot_id, missing=True)
-        finally:
-            task.cancel()  # we were cancelled: it ends its machine
+        finally:  # when we are cancelled, its machine ends before we do
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         return Verdict(verdict.snapshot_id, disk_intact=verdict.disk_intact, trial=outcome)
 
     # ------------------------------------------------------------------------------------------------------------- trials
@@ -104,10 +106,8 @@ class Verification:
             try:
                 plan = await self._starter.plan(spec)
                 await self._start(spec, plan)
-            except NotFound:
-                self._store.manifest(snapshot_id)  # is it this that is gone?
-                raise
             except PerdureError as error:
+                self._store.manifest(snapshot_id)  # raises NotFound when it was removed meanwhile
                 problem = error.message
             kind = TrialKind.MEMORY if (plan.with_memory if plan else manifest.memory is not None) else TrialKind.DISK
             return Trial(kind, plan.reason if plan else "", round(time.perf_counter() - begun, 3), problem)
@@ -167,7 +167,7 @@ class _Pass:
         self._shared = ImageVerifier(images, self._told)
         self._reading: asyncio.Task[None] | None = None
 
-    async def check(self, snapshot_id: SnapshotId) -> AsyncIterator[Checking | Verdict]:
+    async def check(self, snapshot_id: SnapshotId) -> AsyncGenerator[Checking | Verdict, None]:
         """Progress, then the verdict; nothing when the pass was ended."""
         self._snapshot_id = snapshot_id
         self._reading = asyncio.create_task(asyncio.to_thread(self._work, snapshot_id))

@@ -348,6 +348,14 @@ def build_image(recipe: str | None, sources: Mapping[str, bytes], **values: Any)
     return body
 
 
+def verify_event(line: bytes) -> public.VerifyEvent:
+    """One line of a verification's stream; raises the error that ended it."""
+    event = public.VerifyEvent.model_validate_json(line)
+    if event.type == "error":
+        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+    return event
+
+
 def image_event(line: bytes) -> public.BuildEvent:
     """One line of a build's stream; raises the error that ended it."""
     event = public.BuildEvent.model_validate_json(line)

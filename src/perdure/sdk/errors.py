@@ -58,4 +58,7 @@ def rebuild(answer: object, status: int) -> PerdureError:
     error.retryable = bool(public.get("retryable"))
     error.ambiguous = bool(public.get("ambiguous"))
     error.gone = bool(public.get("gone"))
+    details = public.get("details")
+    if isinstance(details, dict):
+        error.details = {str(name): str(value) for name, value in details.items()}
     return error

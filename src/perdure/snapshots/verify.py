@@ -59,7 +59,7 @@ class Verifier:
             except CorruptSnapshot as error:  # the manifest itself: nothing is known of the rest
                 return Found((damage_of(error, f"snapshots/{snapshot_id}/{MANIFEST}"),), disk_intact=False)
             # A compaction may have put another index in the place of the one that was being read.
-            if not found.damage or self._store.manifest(snapshot_id) is manifest:
+            if not found.damage or self._store.manifest(snapshot_id) == manifest:
                 return found
 
     def _check(self, manifest: Manifest, base: BaseRam | None) -> Found:
@@ -78,7 +78,7 @@ class Verifier:
             raise CorruptSnapshot(f"The record {name} cannot be read ({error.strerror}).", file=name) from error
         self._told(name, len(data))
         written = Manifest.from_bytes(data, name)
-        if not is_as_written(data) or (written != manifest and self._store.manifest(manifest.snapshot_id) is manifest):
+        if not is_as_written(data) or (written != manifest and self._store.manifest(manifest.snapshot_id) == manifest):
             raise CorruptSnapshot(f"The record {name} is damaged: it is not the one that was written.", file=name)
 
     def _layer(self, fact: DiskFact) -> Damage | None:

@@ -13,7 +13,7 @@ Rules that hold for every call:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -542,7 +542,7 @@ class Node(Protocol):
         """Verify a stored snapshot's files against its checksums; raises NotFound or CorruptSnapshot naming the file."""
         ...
 
-    def verify(self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False) -> AsyncIterator[Checking | Verdict]:
+    def verify(self, snapshot_ids: tuple[SnapshotId, ...], *, trial: bool = False) -> AsyncGenerator[Checking | Verdict, None]:
         """Check every byte that these snapshots need, base files included, in this order; with ``trial`` also start each that is
         whole in a throwaway machine, which has no network and of which nothing stays. All damage of a snapshot is in its
         verdict; none of it raises. Closing the iterator ends the work."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from functools import partial
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -16,6 +17,7 @@ from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneratio
 from perdure.core.ids import SnapshotId, WorkspaceId, check_name
 from perdure.db.database import Transaction
 from perdure.workspaces import checks
+from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
 from perdure.workspaces.model import (
     Context,
@@ -26,6 +28,7 @@ from perdure.workspaces.model import (
     WorkspaceKind,
     WorkspaceState,
 )
+from perdure.workspaces.operations import Plan
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.store import Change, NewWorkspace
@@ -41,6 +44,7 @@ class Branches:
         self._store = tools.store
         self._upkeep = upkeep
         self._operations = upkeep.operations
+        self._integrity = Integrity(tools)
 
     # -------------------------------------------------------------------------------------------------------------------- fork
 
@@ -75,6 +79,7 @@ class Branches:
         owners = [self._upkeep.newborn(branch.id) for branch in branches]
         try:
             async with self._store.database.transaction() as tx:
+                await self._store.hold(tx, snapshot.id)
                 for branch in branches:
                     await self._store.insert(branch, {"by": ctx.principal}, tx)
                 body = {"snapshot_id": snapshot.id, "branches": list(wanted), "by": ctx.principal}
@@ -170,7 +175,7 @@ class Branches:
         target = await self._store.point(at, ref)
         self._check_memory(at, target)
         _check_can_move(at, "rewound")
-        await self._tools.node(at).snapshot(target.id)  # whole, before anything is given up for it
+        await self._integrity.check(at, target.id)  # whole, before anything is given up for it
         at = await self._put_down(owner, at, f"rewind to {ref}, requested by {ctx.principal}", target.id)
         crashpoint(CrashPoint.REWIND_ASLEEP)
         plan = await self._operations.plan_wake(at, None if target.id == at.workspace.head_snapshot_id else target)
@@ -185,7 +190,17 @@ class Branches:
             )
             at = await self._store.move(at, Event.REWIND, change, tx)
         crashpoint(CrashPoint.REWIND_RECORDED)
-        return await self._operations.start(owner, at, plan)
+        return await self._start(owner, at, plan, kept)
+
+    async def _start(self, owner: Owner, at: Record, plan: Plan, kept: str | None) -> Record:
+        """From the other state. If it does not come up, the error says where what it was is."""
+        try:
+            return await self._operations.start(owner, at, plan)
+        except PerdureError as error:
+            if kept is not None:
+                error.hint += f" What {at.workspace.name!r} was is kept: 'perdure branch promote {kept}' goes back to it."
+                error.hint = error.hint.strip()
+            raise
 
     async def _put_down(self, owner: Owner, at: Record, cause: str, spare: SnapshotId | None = None) -> Record:
         """Asleep, with everything it was in its head; of a failed one, whose newer disk is kept first, what its head has."""
@@ -203,9 +218,8 @@ class Branches:
         was = at.workspace
         base = f"{was.name.split('@')[0]}@before-{self._tools.clock.now():%Y%m%dt%H%M%Sz}"
         taken = await self._store.names_like(was.tenant_id, base)
-        name = next(
-            one for number in range(1, len(taken) + 2) if (one := base if number == 1 else f"{base}-{number}") not in taken
-        )
+        numbered = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 2)))
+        name = next(one for one in numbered if one not in taken)
         detail = f"What {was.name!r} was up to generation {at.generation}."
         if head.has_memory and not head.quiesced:
             detail += " Programs were moving when it was captured: promote it to have its memory; a wake here boots its disk."
@@ -228,12 +242,16 @@ class Branches:
     async def promote(self, ctx: Context, record: Record) -> Record:
         """See ``model.Workspaces.promote``."""
         parent = await self._parent(record)
+        # A caller that goes away between the two turns must not leave it half way.
+        promoted = await asyncio.shield(self._upkeep.spawn(self._promote(record, parent, ctx)))
+        self._upkeep.clean_soon()
+        return promoted
+
+    async def _promote(self, record: Record, parent: Record, ctx: Context) -> Record:
         branch_owner, owner = self._upkeep.owner(record.id), self._upkeep.owner(parent.id)
         branch = await branch_owner.run(partial(self._ready_job, branch_owner, parent, ctx))
         crashpoint(CrashPoint.PROMOTE_ASLEEP)
-        promoted = await owner.run(partial(self._promote_job, owner, branch, ctx))
-        self._upkeep.clean_soon()
-        return promoted
+        return await owner.run(partial(self._promote_job, owner, branch, ctx))
 
     async def _parent(self, record: Record) -> Record:
         name = record.workspace.name
@@ -273,10 +291,11 @@ class Branches:
         head, name = branch.head, branch.workspace.name
         assert head is not None, "a branch that is ready has a head"
         _check_can_move(at, "given the state of a branch")
-        await self._tools.node(at).snapshot(head.id)  # whole, before anything is given up for it
+        await self._integrity.check(branch, head.id)  # whole, before anything is given up for it
         at = await self._put_down(owner, at, f"promotion of {name}, requested by {ctx.principal}")
         crashpoint(CrashPoint.PROMOTE_PARENT_ASLEEP)
         plan = await self._operations.plan_wake(at, head)
+        plan = replace(plan, disk_gib=max(plan.disk_gib, head.disk_gib))
         async with self._store.database.transaction() as tx:
             await self._end_branch(tx, branch, at, ctx)
             await self._store.hold(tx, head.id)
@@ -294,7 +313,7 @@ class Branches:
             )
             at = await self._store.move(at, Event.PROMOTE, change, tx)
         crashpoint(CrashPoint.PROMOTE_RECORDED)
-        return await self._operations.start(owner, at, plan)
+        return await self._start(owner, at, plan, kept)
 
     async def _end_branch(self, tx: Transaction, branch: Record, at: Record, ctx: Context) -> None:
         """Refused when the branch has moved since its turn: a call may have woken it."""
@@ -341,5 +360,7 @@ def _check_can_move(at: Record, done: str) -> None:
     if at.state is not WorkspaceState.RUNNING and at.state not in RECOVERABLE:
         raise Conflict(
             f"Workspace {at.workspace.name!r} is {at.state.value}: it cannot be {done} now.",
-            hint="Wait until it is awake or asleep." if at.state is not WorkspaceState.DELETED else "It is gone.",
+            hint="Wait until it is awake or asleep."
+            if at.state is not WorkspaceState.DELETED
+            else "It was deleted or promoted meanwhile: 'perdure branch ls NAME' shows what there is.",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
-from perdure.wire.node import Confinement, Damage, Guest, HookRun, MachineSize, MemoryFate, StoredSizes
+from perdure.wire.node import Confinement, Damage, Guest, HookRun, MachineSize, MemoryFate, StoredSizes, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WorkspaceState(StrEnum):
 
 class WorkspaceKind(StrEnum):
     WORKSPACE = "workspace"
-    BRANCH = "branch"  # made by fork
+    BRANCH = "branch"  # made by fork, or what a rewind or a promotion has kept
     LOST = "lost"  # disk-only remains of a lost VM, NAME@lost-TIME, expires
 
 
@@ -339,7 +339,7 @@ class Workspaces(Protocol):
 
     def verify(
         self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
-    ) -> AsyncIterator[Verifying | Verified]:
+    ) -> AsyncGenerator[Verifying | Verified, None]:
         """Check every stored byte of a workspace's snapshots, of one of them, or (``ref`` None) of all workspaces; with ``trial``
         also start each in a throwaway machine. Wakes nothing. Closing the iterator ends it."""
         ...

@@ -36,6 +36,7 @@ from perdure.wire.node import (
     StartSpec,
     Told,
 )
+from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
 from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
@@ -68,6 +69,7 @@ class Operations:
         self._tools = tools
         self._store = tools.store
         self._losses = losses
+        self._integrity = Integrity(tools)
         self._starts = asyncio.Semaphore(tools.settings.parallel_starts)
 
     # ----------------------------------------------------------------------------------------------------------------- starts
@@ -149,6 +151,8 @@ class Operations:
 
     async def _not_started(self, owner: Owner, at: Record, plan: Plan, error: PerdureError) -> None:
         """Record what a failed start means, then raise its error."""
+        if plan.take_over_generation is None and not isinstance(plan.source, FromGolden):
+            error = await self._integrity.offer(at, plan.source.snapshot_id, error)
         if at.state is WorkspaceState.CREATING:
             refused = isinstance(error, (Unavailable, HostUnfit, InvalidRequest))
             event = Event.START_REFUSED if refused else Event.START_FAILED
@@ -158,7 +162,7 @@ class Operations:
         elif isinstance(error, (Unavailable, HostUnfit)):
             await self._store.move(at, Event.START_REFUSED, Change(detail=error.message))
         else:
-            await self._losses.settle(owner, at, Event.START_FAILED, error.message)
+            await self._losses.settle(owner, at, Event.START_FAILED, _failed_detail(error))
         raise error
 
     # --------------------------------------------------------------------------------------------------------------- captures
@@ -237,6 +241,11 @@ def _is_foreign(at: Record, point: Point) -> bool:
     return point.origin_id != at.id or point.id == at.workspace.forked_from
 
 
+def _failed_detail(error: PerdureError) -> str:
+    ancestor = error.details.get("ancestor")
+    return error.message + (f" The newest intact snapshot before it is {ancestor}." if ancestor else "")
+
+
 def _start_spec(at: Record, plan: Plan) -> StartSpec:
     workspace = at.workspace
     return StartSpec(
@@ -256,7 +265,9 @@ def _start_spec(at: Record, plan: Plan) -> StartSpec:
 def _told(at: Record, plan: Plan) -> Told:
     """The report's facts that are known before the start, as the workspace reads them in its resume.json."""
     report = _known(at, plan)
-    return Told({**report, "disk": plan.disk.value, "at": at.now.isoformat().replace("+00:00", "Z")}, plan.memory_lost, at.rewound)
+    return Told(
+        {**report, "disk": plan.disk.value, "at": at.now.isoformat().replace("+00:00", "Z")}, plan.memory_lost, at.rewound
+    )
 
 
 def _known(at: Record, plan: Plan) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -27,6 +27,7 @@ from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.workspaces import checks
 from perdure.workspaces.branches import Branches
+from perdure.workspaces.integrity import Ancestor, Integrity
 from perdure.workspaces.keeping import Keeping
 from perdure.workspaces.lifecycle import RECOVERABLE, Event
 from perdure.workspaces.model import (
@@ -41,6 +42,8 @@ from perdure.workspaces.model import (
     SnapshotPlace,
     SnapshotReason,
     TreeNode,
+    Verified,
+    Verifying,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -64,6 +67,7 @@ class WorkspaceService:
         self._operations = self._upkeep.operations
         self._losses = self._upkeep.losses
         self._branches = Branches(tools, self._upkeep)
+        self._integrity = Integrity(tools)
         self._keeping = Keeping(tools, self._upkeep)
 
     async def start(self) -> None:
@@ -141,6 +145,16 @@ class WorkspaceService:
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
         return await self._store.snapshots((await self._find(ctx, ref)).id)
+
+    async def verify(
+        self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
+    ) -> AsyncGenerator[Verifying | Verified, None]:
+        if ref is None and snapshot is not None:
+            raise InvalidRequest(f"Snapshot {snapshot!r} of which workspace?", hint="Name the workspace too.")
+        records = [await self._find(ctx, ref)] if ref is not None else await self._store.find(ctx.tenant_id, (), None)
+        async with aclosing(self._integrity.verify(records, snapshot, trial=trial)) as events:
+            async for event in events:
+                yield event
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return (await self._find(ctx, ref)).report
@@ -229,11 +243,7 @@ class WorkspaceService:
         if owner.live is not None:
             return owner.live.record
         if at.state is WorkspaceState.FAILED:
-            raise Conflict(
-                f"Workspace {at.workspace.name!r} has failed: {at.workspace.state_detail}",
-                hint="Run 'perdure recover NAME --how retry', rewind (to the snapshot before) or disk-boot (without memory); "
-                "or delete it.",
-            )
+            raise await self._integrity.failure(at)
         return await self._operations.wake(owner, at, Event.WAKE, await self._operations.plan_wake(at))
 
     # ---------------------------------------------------------------------------------------------------------------- captures
@@ -344,21 +354,35 @@ class WorkspaceService:
             )
         # Nothing of the failed machine may be left: its newer disk is kept as a branch before another machine starts.
         at = await self._losses.settle(owner, at, Event.SALVAGED, at.workspace.state_detail)
-        change = Change(body={"how": how.value})
-        if how is Recovery.DISK_BOOT:
-            plan = self._operations.plan_disk_boot(at, "requested")
-        elif how is Recovery.REWIND:
-            point = await self._store.before(at)
-            if point is None:
-                raise Conflict(
-                    f"Workspace {at.workspace.name!r} has no snapshot before its last one.",
-                    hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
-                )
-            plan = await self._operations.plan_wake(at, point)
-            change = Change(head=point.id, rewound="on request, to the snapshot before the last", body={"how": how.value})
-        else:
-            plan = await self._operations.plan_wake(at)
-        return await self._operations.wake(owner, at, Event.RECOVER, plan, change)
+        if how is Recovery.REWIND:
+            return await self._recover_before(owner, at)
+        disk_only = how is Recovery.DISK_BOOT
+        plan = self._operations.plan_disk_boot(at, "requested") if disk_only else await self._operations.plan_wake(at)
+        return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value}))
+
+    async def _recover_before(self, owner: Owner, at: Record) -> Record:
+        """Wake from the newest intact snapshot that the head descends from."""
+        head = at.workspace.head_snapshot_id
+        found = await self._integrity.newest_intact(at, head) if head is not None else Ancestor(None, 0)
+        point = found.point
+        if point is None:
+            damaged = f" (the {found.damaged} before it are damaged)" if found.damaged else ""
+            raise Conflict(
+                f"Workspace {at.workspace.name!r} has no intact snapshot before its last one{damaged}.",
+                hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
+            )
+        plan = await self._operations.plan_wake(at, point)
+        past = f", past {found.damaged} that are damaged" if found.damaged else ""
+        change = Change(
+            head=point.id,
+            rewound=f"on request, to the snapshot before the last{past}",
+            body={"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged},
+        )
+        async with self._store.database.transaction() as tx:
+            await self._store.hold(tx, point.id)
+            at = await self._store.move(at, Event.RECOVER, change, tx)
+        crashpoint(CrashPoint.WAKE_RECORDED)
+        return await self._operations.start(owner, at, plan)
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
         checks.check_keep_awake(seconds)

@@ -270,11 +270,6 @@ class WorkspaceStore:
             )
         return rows.snapshot(row)
 
-    async def before(self, at: Record) -> Point | None:
-        """The snapshot before the head."""
-        row = await self.database.one("snapshots.before", workspace_id=at.id, head=at.workspace.head_snapshot_id)
-        return rows.point(row) if row else None
-
     async def point(self, at: Record, ref: str) -> Point:
         """One that the workspace may start from, by id or name. Raises NotFound."""
         row = await self.database.one("snapshots.by_ref", tenant_id=at.workspace.tenant_id, workspace_id=at.id, ref=ref)
@@ -283,6 +278,11 @@ class WorkspaceStore:
                 f"Workspace {at.workspace.name!r} has no snapshot {ref!r}.", hint="'perdure snapshot ls' shows those it has."
             )
         return rows.point(row)
+
+    async def ancestors(self, at: Record, snapshot_id: SnapshotId) -> list[Point]:
+        """What a snapshot descends from and is still there, closest first."""
+        found = await self.database.all("snapshots.ancestors", tenant_id=at.workspace.tenant_id, id=snapshot_id)
+        return [rows.point(row) for row in found]
 
     async def hold(self, tx: Transaction, snapshot_id: SnapshotId) -> None:
         """Until the transaction ends nobody marks it. Raises NotFound when somebody has."""

@@ -17,6 +17,7 @@ from perdure.core.ids import DEFAULT_TENANT, SnapshotId, WorkspaceId, mint
 from perdure.wire.node import (
     CaptureMode,
     CaptureSpec,
+    Damage,
     FromGolden,
     Guest,
     Identity,
@@ -55,6 +56,14 @@ class World(Protocol):
 
     async def crash(self) -> None:
         """SIGKILL of the node process, then a new one over what it left on disk: ``node`` is another one afterwards."""
+        ...
+
+    def damage(self, snapshot_id: SnapshotId, *, disk: bool = False) -> str:
+        """Change a byte of the pages that only this snapshot needs, or of its newest disk layer; returns the file's name."""
+        ...
+
+    def estrange(self, snapshot_id: SnapshotId, **parts: str) -> None:
+        """Let the snapshot be one that another machine made: these parts of its fingerprint are others."""
         ...
 
 
@@ -158,6 +167,16 @@ class FakeWorld:
 
     async def crash(self) -> None:
         self.node.crash()
+
+    def damage(self, snapshot_id: SnapshotId, *, disk: bool = False) -> str:
+        file = "disks/dsk_fake.qcow2" if disk else "segments/seg_fake.pages"
+        self.node.damage[snapshot_id] = (Damage(file, f"The stored file {file} is damaged: its checksum does not hold."),)
+        if disk:
+            self.node.bad_disk.add(snapshot_id)
+        return file
+
+    def estrange(self, snapshot_id: SnapshotId, **parts: str) -> None:
+        self.node.untrue[snapshot_id] = "; ".join(f"{name}: {value} is now fake" for name, value in sorted(parts.items()))
 
 
 @asynccontextmanager

@@ -7,18 +7,22 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
-from perdure.core.ids import ExecId, NodeId, WorkspaceId
+from perdure.core.ids import ExecId, NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import Dialer, EgressGateway
 from perdure.gateway.selfservice import SelfService
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator
+from perdure.machines.fingerprint import fingerprint
 from perdure.machines.qemu import QemuConfig, QemuDriver
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.snapshots.layers import disk_file
+from perdure.snapshots.segments import segment_file
 from perdure.wire.node import ExecExited, ExecOutput, ExecSpec
 from tests.contract.node.benches import Bench
 
@@ -76,6 +80,29 @@ class RealWorld:
             await resident.link.close()
         await asyncio.to_thread(before._store.close)
         await self.node.open()
+
+    def damage(self, snapshot_id: SnapshotId, *, disk: bool = False) -> str:
+        store = self.node._store
+        manifest = store.manifest(snapshot_id)
+        assert manifest.memory is not None
+        parent = store.manifest(manifest.parent_id).memory if manifest.parent_id else None
+        if disk:
+            path = store.disks / disk_file(manifest.disk_ids[-1])
+        else:
+            own = set(manifest.memory.segments) - set(parent.segments if parent else ())
+            path = store.segments / segment_file(max(own))
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        return f"{path.parent.name}/{path.name}"
+
+    def estrange(self, snapshot_id: SnapshotId, **parts: str) -> None:
+        before = self.node._store.manifest(snapshot_id)
+        assert before.memory is not None
+        assert parts.keys() <= before.memory.fingerprint_parts.keys()
+        other = {**before.memory.fingerprint_parts, **parts}
+        memory = replace(before.memory, fingerprint_parts=other, fingerprint=fingerprint(other))
+        assert self.node._store.replace(before, replace(before, memory=memory))
 
 
 @asynccontextmanager

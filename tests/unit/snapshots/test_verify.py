@@ -13,9 +13,10 @@ import pytest
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots.store import THROWAWAY
 from perdure.snapshots.verify import Found, Verifier
 from perdure.wire.node import Damage
-from tests.fakes.tiny_node import Node, capture
+from tests.fakes.tiny_node import Node, capture, files_of
 
 KINDS = ("manifest", "index", "devices", "segment", "lower", "layer")
 #: Of a file's length; the last byte is -1.
@@ -212,3 +213,15 @@ async def test_a_manifest_that_could_not_be_read_at_start_is_named(node: Node, p
     found = check(node, pair.second)
     assert found == Found((Damage(f"snapshots/{pair.second}/manifest.json", found.damage[0].problem),), disk_intact=False)
     assert check(node, pair.first).damage == ()
+
+
+async def test_the_record_and_the_layer_of_a_throwaway_do_not_outlive_its_process(node: Node, pair: Pair) -> None:
+    before = files_of(node)
+    await node.wake(3, pair.second, WorkspaceId(f"{THROWAWAY}_{'0' * 26}"))
+    assert len(files_of(node) - before) == 2
+    assert node.store.live() == (), "it is no workspace's"
+    node.store.close()
+    again = Node(node.home)
+    assert len(again.store.open().debris) == 2
+    assert files_of(again) == before
+    assert check(again, pair.second).damage == ()

@@ -31,14 +31,6 @@ where s.state = 'complete' and s.tenant_id = %(tenant_id)s
        or (s.id = %(ref)s and exists (select 1 from workspaces w where w.id = %(workspace_id)s
                                       and (w.head_snapshot_id = s.id or w.forked_from = s.id))));
 
--- name: before
--- The newest one of a workspace older than the given one: where a rewind goes.
-select s.* from snapshots s join snapshots h on h.id = %(head)s
-where s.workspace_id = %(workspace_id)s and s.state = 'complete' and s.id <> h.id
-  and (s.created_at, s.id) < (h.created_at, h.id)
-order by s.created_at desc, s.id desc
-limit 1;
-
 -- name: on_node
 -- Every row of a node, for the reconciler.
 select id, tenant_id, workspace_id, state, reason, name, generation, created_at from snapshots
@@ -64,3 +56,13 @@ set workspace_id = %(to)s,
                 then null else s.name end
 where s.workspace_id = %(workspace_id)s and s.state <> 'deleting'
 returning s.id;
+
+-- name: ancestors
+-- What a snapshot descends from, in this workspace or in the one it was forked from, closest first.
+with recursive way as (
+    select s.id, s.parent_id, 0 as distance from snapshots s where s.id = %(id)s and s.tenant_id = %(tenant_id)s
+    union all
+    select p.id, p.parent_id, way.distance + 1 from snapshots p join way on p.id = way.parent_id where way.distance < 100000
+)
+select s.* from way join snapshots s on s.id = way.id
+where way.distance > 0 and s.state = 'complete' and s.tenant_id = %(tenant_id)s order by way.distance;

@@ -157,6 +157,17 @@ class AsyncClient:
         """Remove the images that no name points to and no workspace of the server uses."""
         return await self.fetch(Call("POST", "/v1/images/prune", body={}), public.PrunedImages)
 
+    async def verify(
+        self, workspace: str | None = None, *, snapshot: str | None = None, boot: bool = False
+    ) -> AsyncIterator[public.VerifyEvent]:
+        """Check every stored byte of a workspace's snapshots, of one of them, or of all workspaces; with ``boot`` also start each
+        in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing."""
+        body = _core.checked(public.VerifySnapshots, workspace=workspace, snapshot=snapshot, boot=boot)
+        async for line in self.events(_core.post("/v1/snapshots/verify", body.model_dump(mode="json"))):
+            event = _core.verify_event(line)
+            if event.type != "heartbeat":
+                yield event
+
     async def build_image(
         self,
         recipe: str | None = None,

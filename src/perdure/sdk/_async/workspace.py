@@ -217,6 +217,12 @@ class AsyncWorkspace:
         """Remove a snapshot (by id or name). Raises Conflict with the reason when a workspace stands on it."""
         return await self.fetch(Call("DELETE", _core.snapshot_path(self.id, snapshot)), public.SnapshotInfo)
 
+    async def verify(self, snapshot: str | None = None, *, boot: bool = False) -> builtins.list[public.VerifiedSnapshot]:
+        """Check every stored byte of its snapshots, or of one; with ``boot`` also start each in a throwaway machine. Does not
+        raise for damage: what each result says is what was found. Does not wake it."""
+        events = self.client.verify(self.id, snapshot=snapshot, boot=boot)
+        return [event.result async for event in events if event.result is not None]
+
     async def log(self, *, after_seq: int = 0, limit: int = 1000) -> builtins.list[public.LogEntry]:
         """Its thread: what happened to it, in order."""
         return (await self.fetch(_core.get(self._path("log"), after_seq=after_seq, limit=limit), public.Log)).entries

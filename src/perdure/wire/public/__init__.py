@@ -44,6 +44,13 @@ from perdure.wire.public.images import (
     ImageList,
     PrunedImages,
 )
+from perdure.wire.public.integrity import (
+    DamageInfo,
+    TrialInfo,
+    VerifiedSnapshot,
+    VerifyEvent,
+    VerifySnapshots,
+)
 from perdure.wire.public.lineage import (
     ConfigureWorkspace,
     NameSnapshot,
@@ -106,6 +113,7 @@ __all__ = [
     "ConfigureWorkspace",
     "ConfinementInfo",
     "CreateWorkspace",
+    "DamageInfo",
     "DoctorCheck",
     "DoctorReport",
     "Done",
@@ -145,6 +153,10 @@ __all__ = [
     "StdinWritten",
     "Text",
     "TreeNode",
+    "TrialInfo",
+    "VerifiedSnapshot",
+    "VerifyEvent",
+    "VerifySnapshots",
     "WakeWorkspace",
     "WorkspaceInfo",
     "WorkspaceKind",

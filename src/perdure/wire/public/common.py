@@ -40,6 +40,7 @@ class ErrorInfo(Answer):
     retryable: bool = False
     ambiguous: bool = False
     gone: bool = False
+    details: dict[str, str] = Field(default_factory=dict, description="Facts a program may act on, by name; mostly none.")
 
 
 class ErrorAnswer(Answer):
