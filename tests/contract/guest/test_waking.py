@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ import pytest_asyncio
 
 from perdure.machines.guestlink import WakeReport, WakeRequest
 from perdure.machines.guestlink_hooks import HookLimits
-from perdure.wire.node import ExecSpec, HookOutcome, HookRun
+from perdure.wire.node import ExecEnd, ExecSpec, HookOutcome, HookRun
 from tests.contract.guest.places import DEADLINE_S, Place, host_agent, identity, new_id
 from tests.fakes.guest_agent import HostAgent
 
@@ -205,10 +204,12 @@ async def test_an_agent_that_starts_again_runs_no_hook_twice(pair: tuple[HostAge
     await place.run(f"mkdir -p {HOOKS}")
     await hook(place, "10-count", "echo ran >>/tmp/hooks; sleep 1000 &")
     await wake(place)
+    watched = await place.guest.start_exec(ExecSpec(new_id(), shell="exec sleep 1000"))
     os.kill(await agent.agent_pid(), signal.SIGKILL)
-    async with asyncio.timeout(DEADLINE_S):
-        while (await place.run("cat /tmp/hooks")).stdout != b"ran\n":
-            continue
+    assert [event async for event in watched.events()][-1].end is ExecEnd.LOST
+    assert (await place.run("cat /tmp/hooks")).stdout == b"ran\n"
     assert (await inside(place))["generation"] == 1
     report = await wake(place)
-    assert (report.execs_lost, summary(report.hooks)) == ((), [("10-count", HookOutcome.OK, 0)]), "a hook is no lost command"
+    assert report.execs_lost == (watched.exec_id,), "a hook is no command"
+    assert summary(report.hooks) == [("10-count", HookOutcome.OK, 0)]
+    assert (await place.run("cat /tmp/hooks")).stdout == b"ran\nran\n"
