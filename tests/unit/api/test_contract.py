@@ -35,6 +35,11 @@ def test_public_words_are_complete(kind: type[public.Answer], field: str, theirs
     assert set(get_args(kind.model_fields[field].annotation)) == {one.value for one in theirs}
 
 
+def test_public_reasons_to_keep_a_snapshot_are_complete() -> None:
+    (words,) = get_args(public.SnapshotPlace.model_fields["kept"].annotation)
+    assert list(get_args(words)) == [one.value for one in model.Kept]
+
+
 @pytest.mark.parametrize("path", ["/", "/a/../b", "/a/./b//c", "/a/b/../..", "/é\udcff"])
 def test_paths_inside(path: str) -> None:
     assert guest_path(path) == path
