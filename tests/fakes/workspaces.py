@@ -275,7 +275,9 @@ class FakeWorkspaces:
         kept = self._keep(parent)
         self.worlds[parent.id].files = self.worlds[branch.id].files
         await self.delete(ctx, branch.id)
-        return self._start(parent, MemoryFate.KEPT, kept_branch=kept, memory_reason=f"rewound: to what branch {ref} became")
+        return self._start(
+            parent, MemoryFate.KEPT, kept_branch=kept, memory_reason=f"rewound: to what branch {branch.name} became"
+        )
 
     async def discard(self, ctx: Context, ref: str) -> None:
         row = self.find_row(ref)

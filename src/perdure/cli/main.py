@@ -44,7 +44,7 @@ def _root(
     as_json: JsonFlag = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    ctx.obj.json = as_json
+    ctx.obj.json = ctx.obj.json or as_json  # it may stand after the command, whose own mistakes come before it is read
 
 
 class Usage(InvalidRequest):

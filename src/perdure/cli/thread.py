@@ -24,7 +24,7 @@ _EVENTS = {
 }
 _KINDS = {"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"}
 _CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s")
-_REASONS = {"guest-reboot": "it rebooted itself"}
+_REASONS = {"guest-reboot": "it rebooted itself", "not-quiesced": "programs were moving when it was captured"}
 _LONGEST = 200  # characters of a detail: some carry a tool's output
 
 

@@ -92,3 +92,30 @@ async def test_mistakes(http: httpx2.AsyncClient) -> None:
     for path in ("/v1/workspaces", "/v1/workspace/delete", "/"):
         assert (await http.get(path)).status_code == 404
     assert (await http.delete("/v1/workspace")).status_code == 405
+
+
+async def test_a_handle_holds_for_its_generation_of_its_workspace_only(
+    http: httpx2.AsyncClient, bridge: Bridge, workspaces: FakeWorkspaces
+) -> None:
+    mine = (await http.get("/v1/workspace/handle")).json()["handle"]
+    assert (await http.post("/v1/workspace/handle/check", json={"handle": mine})).status_code == 200
+
+    identity = bridge.identity
+    assert identity is not None
+    bridge.identity = Identity(workspaces.find_row("other").id, DEFAULT_TENANT, 1, "other", "0" * 32)
+    others = (await http.get("/v1/workspace/handle")).json()["handle"]
+    stolen = await http.post("/v1/workspace/handle/check", json={"handle": mine})
+    assert (stolen.status_code, stolen.json()["error"]["code"]) == (403, "forbidden")
+    assert "GET /v1/workspace/handle" in stolen.json()["error"]["hint"]
+
+    await workspaces.sleep(None, "mine")  # type: ignore[arg-type]
+    await workspaces.wake(None, "mine")  # type: ignore[arg-type]
+    bridge.identity = identity
+    assert (await http.get("/v1/workspace/handle")).status_code == 409, "an old connection is given none"
+    bridge.identity = Identity(identity.workspace_id, DEFAULT_TENANT, 2, "mine", "0" * 32)
+    for old in (mine, others, "nonsense", ""):
+        answer = await http.post("/v1/workspace/handle/check", json={"handle": old})
+        assert answer.status_code in {403, 422}, old
+    fresh = (await http.get("/v1/workspace/handle")).json()["handle"]
+    assert (await http.post("/v1/workspace/handle/check", json={"handle": fresh})).status_code == 200
+    assert (await http.post("/v1/workspace/handle/check", json={})).status_code == 422

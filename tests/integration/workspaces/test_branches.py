@@ -132,10 +132,11 @@ async def test_a_rewind_whose_capture_fails_leaves_it_awake(plane: ControlPlane)
 async def test_a_rewind_that_does_not_come_up_has_its_way_back(plane: ControlPlane) -> None:
     mine = await with_a_past(plane)
     plane.node.fail("start", RestoreFailed("It would not load."))
-    with pytest.raises(RestoreFailed):
+    with pytest.raises(RestoreFailed) as caught:
         await plane.service.rewind(CTX, "demo", "early")
     assert await plane.state("demo") is WorkspaceState.FAILED
     (kept,) = await kept_of(plane, mine)
+    assert f"'perdure branch promote {kept.name}' goes back to it" in caught.value.hint
     _, report = await plane.service.promote(CTX, kept.name)
     assert await plane.read("demo", FILE) == b"late"
     assert report.kept_branch is not None, "the snapshot that would not load is kept too"
@@ -390,8 +391,8 @@ async def test_the_tree_shows_what_hangs_on_what(plane: ControlPlane) -> None:
     assert nodes["past"].forked_name == "early"
     assert nodes["past"].forked_at is not None
     assert nodes["try"].own_bytes > 0
-    assert nodes["past"].own_bytes == 0, "it has taken no snapshot yet"
-    assert nodes["past"].total_bytes > 0
+    assert nodes["deeper"].own_bytes == 0, "it has taken no snapshot yet"
+    assert nodes["deeper"].total_bytes > 0
     await plane.service.delete(CTX, "past")
     assert (1, "past", "deleted") in await shape("demo"), "something that lives hangs on it"
     await plane.service.delete(CTX, "deeper")
@@ -404,7 +405,11 @@ async def test_the_tree_shows_what_hangs_on_what(plane: ControlPlane) -> None:
 
 async def test_branches_start_side_by_side(plane: ControlPlane) -> None:
     await plane.create()
-    await fork(plane, "demo", "one", "two", "three")
+    plane.node.gate = asyncio.Event()
+    forking = asyncio.create_task(fork(plane, "demo", "one", "two", "three"))
+    await plane.until("demo", lambda _: plane.node.starting == 2)
+    plane.node.gate.set()
+    assert len(await forking) == 3
     assert plane.node.most_starting == 2, "as many at a time as the setting allows"
 
 

@@ -51,6 +51,26 @@ REPORT = {"memory": "kept", "memory_reason": "", "disk": "kept", "asleep_s": 2.9
         ("hibernated", {"event": "powered-off", "detail": "Off.", "lost_branch": None, "salvaged": 1}, "powered off", "Off"),
         ("waking", {"event": "guest-rebooted", "reason": "guest-reboot"}, "wakes", "generation 3; it rebooted itself"),
         ("waking", {"event": "recover", "how": "rewind"}, "wakes", "generation 3; recovery: rewind"),
+        (
+            "waking",
+            {"event": "rewind", "snapshot_id": "snp_1", "kept_branch": "a@before-1", "by": "local"},
+            "rewound",
+            "generation 3; to snp_1; what it was is kept as a@before-1",
+        ),
+        (
+            "waking",
+            {"event": "promote", "branch": "b", "snapshot_id": "snp_2", "kept_branch": None},
+            "takes over",
+            "generation 3; the state of branch b",
+        ),
+        ("deleted", {"event": "promoted", "detail": "Promoted: it goes on as 'a'."}, "promoted", "Promoted: it goes on as 'a'"),
+        (
+            "running",
+            {"event": "started", "report": REPORT | {"memory": "lost", "memory_reason": "not-quiesced", "kept_branch": "k"}},
+            "awake",
+            "memory lost (programs were moving when it was captured), disk kept, asleep 3 s, 1 connection dropped, "
+            "what it was before is kept as k",
+        ),
         ("failed", {"event": "start-failed", "detail": "No.", "lost_branch": None}, "failed", "No"),
         ("resized", {"disk_gib": 9, "was": 8}, "resized", "disk 8 → 9 GiB, at its next disk boot"),
         ("keep-awake", {"seconds": 60.0}, "kept awake", "for 60 s"),

@@ -41,8 +41,14 @@ order by w.created_at, w.id;
 select name from workspaces where tenant_id = %(tenant_id)s and state <> 'deleted' and starts_with(name, %(prefix)s);
 
 -- name: names_using_image
--- Every tenant's: an image is the node's. A branch of a deleted workspace still lies on it.
-select name from workspaces where image = %(image)s and state <> 'deleted' order by name;
+-- Every tenant's: an image is the node's. A branch of a deleted workspace still lies on it, and so does a snapshot that outlives
+-- the workspace that took it.
+select name from workspaces where image = %(image)s and state <> 'deleted'
+union
+select 'snapshot ' || s.id from snapshots s
+where s.image = %(image)s
+  and not exists (select 1 from workspaces w where w.id = s.workspace_id and w.image = s.image and w.state <> 'deleted')
+order by name;
 
 -- name: standing
 -- What a reconciler looks at: everything of a node that is not deleted.
@@ -137,10 +143,10 @@ with recursive up as (
     union all
     select p.id, p.parent_id, up.height + 1 from workspaces p join up on p.id = up.parent_id where p.tenant_id = %(tenant_id)s
 ), down as (
-    select w.id, 0 as depth, array[w.id] as way
+    select w.id, 0 as depth, array[(w.created_at, w.id)] as way
     from workspaces w where w.id = (select id from up order by height desc limit 1)
     union all
-    select w.id, down.depth + 1, down.way || w.id
+    select w.id, down.depth + 1, down.way || (w.created_at, w.id)
     from workspaces w join down on w.parent_id = down.id where w.tenant_id = %(tenant_id)s
 )
 select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
