@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perdure.core.errors import Conflict, NotFound, StaleGeneration
-from perdure.wire.objects import Item, ItemKey, ItemState, Pack, PackId, PackState, Scope
+from perdure.wire.objects import Item, ItemKey, ItemState, Pack, PackId, PackState, Scope, check_scope
 
 
 @dataclass
@@ -105,12 +105,13 @@ class FakeCatalogue:
         return self.items_by_key[key]
 
     async def items(self, scope: Scope) -> list[Item]:
-        return [self.items_by_key[key] for key in sorted(self.items_by_key) if key.scope == scope]
+        return [self.items_by_key[key] for key in sorted(self.items_by_key) if key.scope == check_scope(scope)]
 
     async def holds(self, key: ItemKey) -> list[Pack]:
         return [self.rows[pack_id].pack for other, pack_id in sorted(self.held) if other == key]
 
     async def packs(self, scope: Scope) -> list[Pack]:
+        check_scope(scope)
         usable = (PackState.STORED, PackState.CONDEMNED)
         rows = [self.rows[pack_id] for pack_id in sorted(self.rows)]
         return [row.pack for row in rows if row.pack.scope == scope and row.whole and row.pack.state in usable]
@@ -118,7 +119,7 @@ class FakeCatalogue:
     # -------------------------------------------------------------------------------------------------------- collection
 
     async def advance(self, scope: Scope) -> int:
-        self.epochs[scope] = self.epochs.get(scope, 0) + 1
+        self.epochs[check_scope(scope)] = self.epochs.get(scope, 0) + 1
         return self.epochs[scope]
 
     async def condemn(self, scope: Scope, epoch: int) -> list[Pack]:

@@ -118,9 +118,9 @@ class Turns:
         """Run them to their ends, one step at a time; ``kill_if`` is asked at each step. Returns results or errors."""
         tasks = {name: asyncio.ensure_future(work) for name, work in processes.items()}
         while any(not task.done() for task in tasks.values()):
-            done = {name for name, task in tasks.items() if task.done()}
-            self._waiting = [entry for entry in self._waiting if entry[0] not in done]
-            if len(self._waiting) < len(tasks) - len(done):
+            alive = {name for name, task in tasks.items() if not task.done()}
+            self._waiting = [entry for entry in self._waiting if entry[0] in alive]
+            if {name for name, _ in self._waiting} != alive:
                 await asyncio.sleep(0)  # somebody is on the way to its next call, perhaps in a thread
                 continue
             _, future = self._waiting.pop(self.random.randrange(len(self._waiting)))

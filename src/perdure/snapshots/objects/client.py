@@ -142,9 +142,16 @@ class ObstoreObjects:
     async def read(self, name: str, start: int, length: int) -> bytes:
         if length == 0:
             return b""
-        with _explained(self.url, name):
-            data = bytes(await obstore.get_range_async(self._store, name, start=start, length=length))
-        return _whole(name, data, length)
+        try:
+            with _explained(self.url, name):
+                data = bytes(await obstore.get_range_async(self._store, name, start=start, length=length))
+            return _whole(name, data, length)
+        except Unavailable as error:
+            # Stores tell in different ways that an object ends before: by an error, or by less. That will not pass.
+            size = await self.size(name)
+            if size is not None and size < start + length:
+                raise NotFound(f"The object store's {name} ends after {size} bytes.") from error
+            raise
 
     async def get(self, name: str) -> bytes:
         with _explained(self.url, name):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.core.errors import CorruptSnapshot, NotFound
+from perdure.core.errors import AlreadyExists, CorruptSnapshot, NotFound
 from perdure.core.files import DISK, Disk, Handle, no_space_named, remove
 from perdure.snapshots.objects.chunks import BLOCK, Chunk, Kind
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile, read_manifest
@@ -73,7 +73,7 @@ class Downloader:
     async def inspect(self, key: ItemKey) -> StoredItem:
         """The same without the check that nothing is missing."""
         item = await self._catalogue.item(key)
-        if item.state is not ItemState.DURABLE:
+        if item.state is ItemState.UPLOADING or item.checksum is None:  # a released one may be needed by another
             raise NotFound(f"{key} is not in the object store: it is {item.state.value}.", hint="Wait until it is uploaded.")
         try:
             data = await self._remote.objects.get(manifest_name(key, item.attempt))
@@ -150,7 +150,11 @@ class Downloader:
         file = item.manifest.file(name)
         if file.kind is not Kind.BLOCKS:
             raise CorruptSnapshot(f"The stored file {name} of {item.manifest.key} is memory, not a file of blocks.")
-        handle = disk.create(path, 0o600)
+        try:
+            with no_space_named(path):
+                handle = disk.create(path, 0o600)
+        except FileExistsError as error:
+            raise AlreadyExists(f"{path.name} exists already.", internal=str(path)) from error
         done = False
         try:
             async for window in self.chunks(item, file):

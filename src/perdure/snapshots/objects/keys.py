@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from perdure.core.errors import AlreadyExists, CorruptData, InvalidRequest, Shredded
-from perdure.core.files import DISK, Disk, create_file, link, make_dir, remove, temporary_beside, write_file
+from perdure.core.files import DISK, TEMPORARY, Disk, create_file, link, make_dir, remove, temporary_beside, write_file
 from perdure.wire.objects import IMAGES, Scope, check_scope
 
 KEY_BYTES = 32
@@ -97,6 +97,8 @@ class TenantKeyring:
         if check_scope(scope) == IMAGES:
             raise InvalidRequest("Images have no key that could be shredded.", hint="Remove the image instead.")
         write_file(self._path(scope), _GONE, mode=0o600, disk=self._disk)
+        for left in self._directory.glob(f"{TEMPORARY}{scope}.key-*"):
+            remove(left, disk=self._disk)  # a process that died while it made the key left a copy
         self._known.pop(scope, None)
 
     def _path(self, scope: Scope) -> Path:

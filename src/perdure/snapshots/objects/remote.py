@@ -119,6 +119,6 @@ def manifest_name(key: ItemKey, attempt: int) -> str:
 
 def missing(pack_id: PackId) -> CorruptSnapshot:
     return CorruptSnapshot(
-        f"The stored object {pack_id} is missing.",
+        f"The stored object {pack_id} is missing or cut short.",
         hint="Wake the workspace from a snapshot that does not need it (perdure snapshot ls NAME).",
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from perdure.core.errors import CorruptSnapshot, InvalidRequest, NotFound, Unavailable
+from perdure.core.errors import CorruptSnapshot, InvalidRequest, Unavailable
 from perdure.snapshots.objects.chunks import Chunk, Source
 from perdure.snapshots.objects.keys import ScopeKeys
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile
@@ -149,11 +149,15 @@ class Packing:
                 self.moved.reused += 1
             else:
                 new[chunk_id] = content
-        for chunk_id, content in new.items():
+        await self._pack(list(new.items()))
+
+    async def _pack(self, chunks: list[tuple[bytes, bytes]]) -> None:
+        done = 0
+        while done < len(chunks):
             if self._builder is None:
                 pack_id = PackId(self._remote.new_name("pck"))
                 self._builder = PackBuilder(pack_id, self._item.key.scope, self.keys)
-            await asyncio.to_thread(self._builder.add, chunk_id, content)
+            done += await asyncio.to_thread(_fill, self._builder, chunks[done:], self._pack_bytes)
             if self._builder.size >= self._pack_bytes:
                 await self.flush()
 
@@ -197,12 +201,21 @@ async def put(remote: Remote, name: str, data: bytes) -> None:
         lost = error
     try:
         size = await remote.objects.size(name)
-    except NotFound:
-        size = None
+    except Unavailable as error:
+        raise lost or error from None
     if size != len(data):
         raise lost or Unavailable(
             f"The object store acknowledged {name} but has {size} of {len(data)} bytes.", hint="Try again.", ambiguous=True
         )
+
+
+def _fill(builder: PackBuilder, chunks: list[tuple[bytes, bytes]], size: int) -> int:
+    """Add chunks until the pack is full; returns how many."""
+    for number, (chunk_id, content) in enumerate(chunks, 1):
+        builder.add(chunk_id, content)
+        if builder.size >= size:
+            return number
+    return len(chunks)
 
 
 def _take(chunks: Iterator[Chunk], keys: ScopeKeys) -> list[tuple[int, bytes, bytes]]:

@@ -1,0 +1,249 @@
+"""Snapshots between their two homes: from this node's files into the store, and back onto a node that has never seen them.
+
+In the store a snapshot is an item of its tenant, complete in itself but for its image: the layers of its disk and the device
+state in blocks, its memory in regions, and its local manifest among the facts. Its image is another item, which it needs. A node
+that fetches one writes segments of its own; what it then has is the same snapshot, page by page and byte by byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from perdure.core.errors import Conflict, CorruptSnapshot
+from perdure.core.files import create_file, remove
+from perdure.core.ids import SnapshotId
+from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.capture import mint_segment
+from perdure.snapshots.layers import disk_file
+from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, Manifest, MemoryFacts
+from perdure.snapshots.objects.chunks import REGION_PAGES, Kind, Source, bytes_source, file_source, read_region, regions
+from perdure.snapshots.objects.download import Downloader, StoredItem
+from perdure.snapshots.objects.upload import Contents, Moved, Uploader
+from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pagelog import BaseRam, load, record
+from perdure.snapshots.segments import SegmentWriter, segment_file
+from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.wire.node import SnapshotFacts
+from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
+
+MEMORY = "memory"
+FACT = "snapshot"
+_WINDOW_PAGES = 4096
+
+Bases = Callable[[BaseRef], BaseRam]
+
+
+def snapshot_key(manifest: Manifest) -> ItemKey:
+    return ItemKey(Scope(manifest.tenant_id), manifest.snapshot_id)
+
+
+def image_key(base: BaseRef) -> ItemKey:
+    """An image by its content: what ``base`` names is made once."""
+    named = "\0".join((base.image, base.golden or ""))
+    return ItemKey(IMAGES, f"img-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """Both homes. ``bases`` opens the RAM below a snapshot's memory; it must be the one that the reference names."""
+
+    store: SnapshotStore
+    uploader: Uploader
+    downloader: Downloader
+    bases: Bases
+    _fetching: asyncio.Lock = field(default_factory=asyncio.Lock)  # two snapshots may bring the same layer
+
+    async def upload(self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = ()) -> tuple[Item, Moved]:
+        """Make a complete snapshot durable in the store. Every byte is checked before it is sent, for a damaged copy is no copy.
+
+        Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it after any failure.
+        """
+        with _held(self.store, snapshot_id) as manifest:
+            sources = await asyncio.to_thread(self._sources, manifest)
+            facts = {FACT: json.loads(manifest.to_bytes())}
+            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, facts))
+
+    def _sources(self, manifest: Manifest) -> list[Source]:
+        store = self.store
+        store.check_disks(manifest, content=True)
+        sources = [file_source(disk_file(layer.disk_id), store.disks / disk_file(layer.disk_id)) for layer in manifest.layers]
+        if manifest.memory is not None:
+            index, base = store.index(manifest), self.bases(manifest.memory.base)
+            batches = _batches(store.segments, index, base)
+            sources.append(bytes_source(DEVICES, store.devices(manifest).read_bytes()))
+            sources.append(Source(MEMORY, Kind.REGIONS, index.page_count * PAGE_SIZE, regions(batches, index.zeros)))
+        return sources
+
+    async def fetch(self, key: ItemKey) -> SnapshotFacts:
+        """Bring a snapshot onto this node; one that is here is left as it is. A crash leaves nothing, or the whole.
+
+        Raises NotFound, CorruptSnapshot naming what is damaged, NoSpace, Shredded or Unavailable.
+        """
+        return await self.adopt(await self.downloader.open(key))
+
+    async def adopt(self, item: StoredItem) -> SnapshotFacts:
+        """The same of an item that was found by a survey."""
+        async with self._fetching:
+            return await self._adopt(item)
+
+    async def _adopt(self, item: StoredItem) -> SnapshotFacts:
+        told = snapshot_of(item)
+        known = {facts.snapshot_id: facts for facts in self.store.complete()}
+        if told.snapshot_id in known:
+            return known[told.snapshot_id]
+        writer = SegmentWriter(self.store.segments, mint_segment(), self.store.disk)
+        pins = Pins(frozenset((writer.segment_id,)), frozenset(told.disk_ids))
+        with _pinned(self.store, pins):
+            try:
+                manifest = await self._bring(item, told, writer)
+                await asyncio.to_thread(self.store.publish, manifest)
+            except BaseException:
+                self.store.discard(told.snapshot_id)
+                raise
+            finally:
+                writer.close()
+        return manifest.facts()
+
+    async def _bring(self, item: StoredItem, told: Manifest, writer: SegmentWriter) -> Manifest:
+        store = self.store
+        layers = tuple([await self._layer(item, layer) for layer in told.layers])
+        directory = await asyncio.to_thread(store.make_snapshot_dir, told.snapshot_id)
+        memory = told.memory
+        if memory is not None:
+            await self.downloader.fetch_file(item, DEVICES, directory / memory.devices.name, disk=store.disk)
+            data = await asyncio.to_thread((directory / memory.devices.name).read_bytes)
+            if disk_layers.digest_of(data) != memory.devices.checksum:
+                raise _differs(item, DEVICES)
+            memory = await self._memory(item, memory, writer, directory)
+        await asyncio.to_thread(store.disk.sync_dir, directory)
+        return replace(told, layers=layers, memory=memory)
+
+    async def _layer(self, item: StoredItem, told: DiskFact) -> DiskFact:
+        """A layer that is here already is the same one: it is never written again once it is frozen."""
+        store, path = self.store, self.store.disks / disk_file(told.disk_id)
+        if not await asyncio.to_thread(self._has_layer, told, path):
+            await self.downloader.fetch_file(item, path.name, path, disk=store.disk)
+            await asyncio.to_thread(store.disk.sync_dir, store.disks)
+        fact = await asyncio.to_thread(store.freeze_layer, told.disk_id)
+        if (fact.size, fact.checksum) != (told.size, told.checksum):
+            if not store.is_frozen(told.disk_id):
+                await asyncio.to_thread(remove, path, disk=store.disk)
+            raise _differs(item, path.name)
+        return fact
+
+    def _has_layer(self, told: DiskFact, path: Path) -> bool:
+        """Whether the layer is here. What is only debris of its name is removed."""
+        if self.store.is_frozen(told.disk_id):
+            return True
+        if not path.exists():
+            return False
+        if disk_layers.size_of(path) == told.size and disk_layers.checksum(path) == told.checksum:
+            return True
+        if any(told.disk_id in record.layers for record in self.store.live()):
+            raise Conflict(
+                f"A machine on this node uses another disk layer {told.disk_id}.", hint="Put that workspace to sleep first."
+            )
+        remove(path, disk=self.store.disk)
+        return False
+
+    async def _memory(self, item: StoredItem, told: MemoryFacts, writer: SegmentWriter, directory: Path) -> MemoryFacts:
+        pages, content = await self._pages(item, told)
+        base = self.bases(told.base)
+        file = item.manifest.file(MEMORY)
+        if base.page_count * PAGE_SIZE != file.size:
+            raise _differs(item, MEMORY)
+
+        def write() -> MemoryFacts:
+            recorded = record(self.store.segments, PageIndex(base.page_count), base, (pages, content), writer)
+            writer.sync()
+            index = recorded.index
+            if len(index.pages) + len(index.zeros) != told.pages:  # a page that equals the base was not in any index
+                raise _differs(item, MEMORY)
+            data = index.to_bytes()
+            create_file(directory / INDEX, data, mode=0o600, disk=self.store.disk)
+            fact = FileFact(INDEX, len(data), disk_layers.digest_of(data))
+            stored = index.stored_bytes()
+            return replace(told, index=fact, segments=index.ends(), added_bytes=stored, total_bytes=stored)
+
+        return await asyncio.to_thread(write)
+
+    async def _pages(self, item: StoredItem, told: MemoryFacts) -> tuple[PageNumbers, Pages]:
+        """All pages that differ from the base, ascending, zero pages among them."""
+        content = np.zeros((told.pages, PAGE_SIZE), np.uint8)
+        pages, filled = np.empty(told.pages, np.uint32), 0
+        async for window in self.downloader.chunks(item, item.manifest.file(MEMORY)):
+            for number, data in window:
+                region = read_region(number, data, f"of {item.manifest.key}")
+                both = np.sort(np.concatenate((region.pages, region.zeros)))
+                if filled + len(both) > told.pages:
+                    raise _differs(item, MEMORY)
+                pages[filled : filled + len(both)] = both
+                content[filled + np.searchsorted(both, region.pages)] = region.content
+                filled += len(both)
+        if filled != told.pages:
+            raise _differs(item, MEMORY)
+        return pages, content
+
+
+def snapshot_of(item: StoredItem) -> Manifest:
+    """The snapshot that an item is, as the node knew it that uploaded it. Raises CorruptSnapshot when it is none."""
+    key = item.manifest.key
+    told = Manifest.from_bytes(json.dumps(item.manifest.facts.get(FACT)).encode(), f"of {key}")
+    if snapshot_key(told) != key:
+        raise CorruptSnapshot(f"The stored item {key} says that it is {snapshot_key(told)}.")
+    return told
+
+
+@contextmanager
+def _held(store: SnapshotStore, snapshot_id: SnapshotId) -> Iterator[Manifest]:
+    """A snapshot whose segments and layers stay as long as this lasts, whatever becomes of it."""
+    with ExitStack() as held:
+        with store.guard:
+            manifest = store.manifest(snapshot_id)
+            segments = frozenset(manifest.memory.segments) if manifest.memory else frozenset()
+            held.enter_context(_pinned(store, Pins(segments, frozenset(manifest.disk_ids))))
+        yield manifest
+
+
+@contextmanager
+def _pinned(store: SnapshotStore, pins: Pins) -> Iterator[None]:
+    def pinned() -> Pins:
+        return pins
+
+    store.pin(pinned)
+    try:
+        yield
+    finally:
+        store.unpin(pinned)
+        store.sweep([*map(segment_file, pins.segments), *map(disk_file, pins.disks)])
+
+
+def _batches(segments: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[PageNumbers, Pages]]:
+    """The located pages in order, some megabytes at a time; no region is cut."""
+    low, total = 0, len(index.pages)
+    while low < total:
+        high = min(total, low + _WINDOW_PAGES)
+        last = int(index.pages[high - 1]) // REGION_PAGES
+        high = int(np.searchsorted(index.pages, (last + 1) * REGION_PAGES))
+        some = replace(index, pages=index.pages[low:high], frame=index.frame[low:high], slot=index.slot[low:high])
+        parts = list(load(segments, some, base))
+        pages = np.concatenate([part for part, _ in parts])
+        order = np.argsort(pages)
+        yield pages[order], np.concatenate([part for _, part in parts])[order]
+        low = high
+
+
+def _differs(item: StoredItem, name: str) -> CorruptSnapshot:
+    return CorruptSnapshot(
+        f"What the store has as {name} of {item.manifest.key} is not what its snapshot says.",
+        hint="Wake the workspace from another snapshot (perdure snapshot ls NAME).",
+    )

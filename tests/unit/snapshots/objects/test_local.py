@@ -1,0 +1,251 @@
+"""Snapshots of tiny machines go to the store and come back on another node, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
+from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.objects.chunks import file_source
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
+from perdure.snapshots.objects.local import Mover, image_key, snapshot_key, snapshot_of
+from perdure.snapshots.objects.upload import Contents
+from perdure.wire.node import SnapshotFacts
+from perdure.wire.objects import ItemKey, ItemState
+from tests.fakes.catalogue import FakeCatalogue
+from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
+from tests.fakes.objects import FakeObjects
+from tests.fakes.tiny_machine import TinyMachine
+from tests.fakes.tiny_node import NOW, Node, capture, check_crash, files_of
+from tests.unit.snapshots.objects.stores import TENANT, Home
+
+REF = BaseRef("image", "golden")
+
+
+class Place:
+    """A node with a way to the store."""
+
+    def __init__(self, node: Node, objects: FakeObjects, catalogue: FakeCatalogue, keyring: Keyring | None = None) -> None:
+        self.node = node
+        clock = itertools.count(id(self)).__next__
+        self.home = Home(objects, catalogue, keyring or PlainKeyring(), pack_bytes=200_000, clock=clock)
+        self.mover = Mover(node.store, self.home.uploader, self.home.downloader, lambda ref: node.base.ram)
+
+
+@pytest.fixture
+def here(node: Node) -> Place:
+    return Place(node, FakeObjects(), FakeCatalogue())
+
+
+@pytest.fixture
+def elsewhere(here: Place, tmp_path: Path) -> Callable[[], Place]:
+    numbers = itertools.count()
+
+    def make() -> Place:
+        path = tmp_path / f"elsewhere{next(numbers)}"
+        path.mkdir()
+        other = Node(path)
+        other.store.open()
+        return Place(other, here.home.objects, here.home.catalogue, here.home.keyring)  # type: ignore[arg-type]
+
+    return make
+
+
+async def asleep(node: Node, generation: int = 1, source: SnapshotId | None = None) -> tuple[SnapshotFacts, TinyMachine]:
+    run, machine = await node.wake(generation, source)
+    machine.write_memory(slice(10, 90), generation)
+    machine.write_memory(np.array([1, 2, 130, 131, 299]), 0)
+    machine.write_memory(200, (np.arange(PAGE_SIZE) % 251).astype(np.uint8))
+    machine.write_disk(b"hello" * generation)
+    machine.devices = 40 + generation
+    facts = await capture(run, machine, goes_on=False)
+    run.end()
+    return facts, machine
+
+
+async def wakes_as(node: Node, facts: SnapshotFacts, machine: TinyMachine) -> None:
+    node.store.verify(facts.snapshot_id, node.base.ram)
+    again, woken = await node.wake(9, facts.snapshot_id, WorkspaceId("ws_check"))
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    assert woken.devices == machine.devices
+    assert [path.name for path in woken.layers[:-1]] == [path.name for path in machine.layers]
+    assert [path.read_bytes() for path in woken.layers[:-1]] == [path.read_bytes() for path in machine.layers]
+    again.end()
+
+
+async def test_a_snapshot_wakes_on_a_node_that_never_saw_it(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, machine = await asleep(here.node)
+    item, moved = await here.mover.upload(facts.snapshot_id)
+    assert item.state is ItemState.DURABLE
+    assert 0 < moved.sent_bytes < 60 * PAGE_SIZE
+    there = elsewhere()
+    fetched = await there.mover.fetch(item.key)
+    assert (fetched.snapshot_id, fetched.pages, fetched.generation, fetched.fingerprint) == (
+        facts.snapshot_id,
+        facts.pages,
+        1,
+        "fp",
+    )
+    await wakes_as(there.node, fetched, machine)
+    assert await there.mover.fetch(item.key) == fetched, "a second time costs nothing"
+    there.node.store.delete([facts.snapshot_id])
+    assert files_of(there.node) == set()
+
+
+async def test_a_child_costs_what_changed_and_shares_its_layers(here: Place, elsewhere: Callable[[], Place]) -> None:
+    first, one = await asleep(here.node)
+    _, whole = await here.mover.upload(first.snapshot_id)
+    run, two = await here.node.wake(2, first.snapshot_id)
+    two.write_memory(200, 5)
+    second = await capture(run, two, goes_on=False)
+    run.end()
+    _, part = await here.mover.upload(second.snapshot_id)
+    assert part.sent_bytes < whole.sent_bytes / 2
+    assert part.reused > part.chunks / 2
+    there = elsewhere()
+    await there.mover.fetch(ItemKey(TENANT, second.snapshot_id))
+    await there.mover.fetch(ItemKey(TENANT, first.snapshot_id))
+    await wakes_as(there.node, second, two)
+    await wakes_as(there.node, first, one)
+
+
+async def test_a_snapshot_of_a_disk_only(here: Place, elsewhere: Callable[[], Place]) -> None:
+    run, machine = await here.node.wake(1)
+    machine.write_disk(b"only this")
+    run.end(keep_layers=True)
+    saved = here.node.store.salvage(run.spec.workspace_id, 1, SnapshotId(f"snp_{'9' * 26}"), NOW)
+    assert saved is not None
+    item, _ = await here.mover.upload(saved.snapshot_id)
+    there = elsewhere()
+    fetched = await there.mover.fetch(item.key)
+    assert (fetched.has_memory, fetched.disk_total_bytes > 0) == (False, True)
+    there.node.store.verify(fetched.snapshot_id)
+
+
+async def test_a_damaged_snapshot_is_not_uploaded(here: Place) -> None:
+    facts, _ = await asleep(here.node)
+    (segment,) = here.node.store.segments.iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(CorruptSnapshot, match=segment.name):
+        await here.mover.upload(facts.snapshot_id)
+    with pytest.raises(NotFound):
+        await here.mover.fetch(ItemKey(TENANT, facts.snapshot_id))
+    with pytest.raises(NotFound):
+        await here.mover.upload(SnapshotId("snp_none"))
+
+
+async def test_a_snapshot_may_be_deleted_while_it_is_uploaded(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, machine = await asleep(here.node)
+    layers = {path.name: path.read_bytes() for path in machine.layers[1:]}
+    put, deleted = here.home.objects.put, list[int]()  # type: ignore[attr-defined]
+
+    async def slow(name: str, data: bytes) -> None:
+        if not deleted:
+            deleted.append(here.node.store.delete([facts.snapshot_id]))
+        await put(name, data)
+
+    here.home.objects.put = slow  # type: ignore[method-assign]
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    assert files_of(here.node) == set(), "and then nothing of it is left here"
+    there = elsewhere()
+    fetched = await there.mover.fetch(item.key)
+    assert {path.name: path.read_bytes() for path in there.node.store.disks.iterdir()} == layers
+    there.node.store.verify(fetched.snapshot_id, there.node.base.ram)
+
+
+async def test_a_fetch_that_fails_leaves_nothing(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, _ = await asleep(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    for name in [name for name in here.home.objects.data if "/packs/" in name]:  # type: ignore[attr-defined]
+        there, whole = elsewhere(), here.home.objects.data[name]  # type: ignore[attr-defined]
+        here.home.objects.data[name] = whole[:200] + bytes((whole[200] ^ 1,)) + whole[201:]  # type: ignore[attr-defined]
+        with pytest.raises(CorruptSnapshot):
+            await there.mover.fetch(item.key)
+        assert files_of(there.node) == set()
+        here.home.objects.data[name] = whole  # type: ignore[attr-defined]
+        await there.mover.fetch(item.key)
+
+
+async def test_another_base_is_refused(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, _ = await asleep(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    there = elsewhere()
+    path = there.node.home / "small.base"
+    path.write_bytes(bytes(20 * PAGE_SIZE))
+    small = Mover(there.node.store, there.mover.uploader, there.mover.downloader, lambda ref: type(there.node.base.ram)(path))
+    with pytest.raises(CorruptSnapshot, match="memory"):
+        await small.fetch(item.key)
+    assert files_of(there.node) == set()
+
+
+async def test_a_crash_at_any_write_of_a_fetch_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
+    facts, machine = await asleep(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    home = tmp_path / "recorded"
+    home.mkdir()
+    disk = RecordingDisk(home)
+    other = Node(home, disk)
+    other.store.open()
+    there = Place(other, here.home.objects, here.home.catalogue)  # type: ignore[arg-type]
+    since = len(disk.operations)
+    fetched = await there.mover.fetch(item.key)
+    acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
+    assert len(disk.states) - since > 8
+    for after in range(since, len(disk.states)):
+        for crash in Crash:
+            await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)
+
+
+async def test_an_image_and_its_snapshots(here: Place) -> None:
+    facts, _ = await asleep(here.node)
+    key, image = image_key(REF), here.node.home / "image"
+    with pytest.raises(Conflict, match=key.name):
+        await here.mover.upload(facts.snapshot_id, [key])
+    files = [file_source(path.name, path) for path in sorted(image.iterdir())]
+    await here.home.uploader.upload(Contents(key, files))
+    item, _ = await here.mover.upload(facts.snapshot_id, [key])
+    assert item.needs == (key,)
+    back = here.node.home / "back"
+    await here.home.downloader.fetch_file(await here.home.downloader.open(key), "ram.base", back)
+    assert back.read_bytes() == (image / "ram.base").read_bytes()
+    assert image_key(BaseRef("image", None)) != key
+
+
+async def test_without_any_database_everything_is_found_again(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, machine = await asleep(here.node)
+    await here.mover.upload(facts.snapshot_id)
+    there = elsewhere()
+    there.home = Home(here.home.objects, FakeCatalogue())
+    blind = Mover(there.node.store, there.home.uploader, there.home.downloader, lambda ref: there.node.base.ram)
+    (found,) = (await there.home.downloader.survey(TENANT)).items
+    told = snapshot_of(found)
+    assert (told.workspace_id, told.tenant_id, told.generation, told.parent_id) == ("ws_one", "ten_a", 1, None)
+    assert snapshot_key(told) == found.manifest.key
+    await wakes_as(there.node, await blind.adopt(found), machine)
+
+
+async def test_encrypted_snapshots_come_back_and_shredded_ones_do_not(here: Place, node: Node, tmp_path: Path) -> None:
+    ring = TenantKeyring(tmp_path / "keys", b"k" * 32)
+    sealed = Place(node, here.home.objects, here.home.catalogue, ring)  # type: ignore[arg-type]
+    facts, machine = await asleep(node)
+    item, _ = await sealed.mover.upload(facts.snapshot_id)
+    (tmp_path / "there").mkdir()
+    other = Node(tmp_path / "there", QuickDisk())
+    other.store.open()
+    there = Place(other, here.home.objects, here.home.catalogue, TenantKeyring(tmp_path / "keys", b"k" * 32))  # type: ignore[arg-type]
+    await wakes_as(other, await there.mover.fetch(item.key), machine)
+    await asyncio.to_thread(other.store.delete, [facts.snapshot_id])
+    ring.shred(TENANT)
+    there = Place(other, here.home.objects, here.home.catalogue, TenantKeyring(tmp_path / "keys", b"k" * 32))  # type: ignore[arg-type]
+    with pytest.raises(Shredded):
+        await there.mover.fetch(item.key)
