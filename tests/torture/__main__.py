@@ -7,6 +7,7 @@ import asyncio
 import logging
 import secrets
 import sys
+from pathlib import Path
 
 import structlog
 
@@ -24,7 +25,8 @@ def main() -> int:
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed={seed}", file=sys.stderr, flush=True)
     kinds = tuple(SOURCES) if arguments.all else tuple(arguments.only or ())
-    plan = Plan(arguments.rounds, seed, arguments.defect, kinds, tuple(arguments.point or ()), arguments.until_violation)
+    points = tuple(arguments.point or ())
+    plan = Plan(arguments.rounds, seed, arguments.defect, kinds, points, arguments.until_violation, arguments.keep)
     try:
         table = asyncio.run(run(plan, _show))
     except InvalidRequest as error:
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=SOURCES, action="append", help="rounds of this kind only; may be given again")
     parser.add_argument("--point", action="append", help="rounds of this point only; may be given again")
     parser.add_argument("--until-violation", action="store_true", help="end with the first violation")
+    parser.add_argument("--keep", type=Path, help="copy the homes of servers of which something was violated to this directory")
     return parser
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -69,11 +70,12 @@ class Kills:
         "clock.back",
     )
 
-    def __init__(self, scratch: Path, image: Path, random: Random, defect: str | None = None) -> None:
+    def __init__(self, scratch: Path, image: Path, random: Random, defect: str | None = None, keep: Path | None = None) -> None:
         self._scratch = scratch
         self._image = image
         self._random = random
         self._defect = defect
+        self._keep = keep
         self._house: _House | None = None
         self._forker: asyncio.subprocess.Process | None = None
         self._houses = 0
@@ -103,6 +105,8 @@ class Kills:
         except Exception as error:
             fired, violations = True, told_by(error)
         if violations:
+            if self._keep is not None:
+                shutil.copytree(house.home, self._keep / f"{point.replace(' ', '-')}-{order.seed}", symlinks=True)
             await self._leave()  # what one round has broken must not be found again by the next
         return Outcome(point, fired, violations, detail)
 

@@ -15,9 +15,11 @@ from typing import Any
 
 @dataclass
 class Facts:
-    """One workspace. ``allowed``: values it may wake with. ``last``: the newest acknowledged one, which must be somewhere."""
+    """One workspace. ``allowed``: values it may wake with. ``captured``: those that its head may hold, to which it goes back when
+    its machine is lost. ``last``: the newest acknowledged one, which must be somewhere."""
 
     allowed: set[int] = field(default_factory=set)
+    captured: set[int] = field(default_factory=set)
     last: int = 0
     generation: int = 0
     is_doomed: bool = False  # its deletion, or its promotion into its parent, was asked for
@@ -50,7 +52,8 @@ class Ledger:
         facts = self.facts.setdefault(line["workspace"], Facts())
         match line["kind"]:
             case "born":
-                facts.allowed, facts.last = set(line["values"]), min(line["values"])
+                facts.allowed, facts.captured = set(line["values"]), set(line["values"])
+                facts.last = min(line["values"])
             case "putting":
                 facts.allowed.add(line["value"])
                 self.values = max(self.values, line["value"])
@@ -59,9 +62,10 @@ class Ledger:
             case "captured":
                 self._captured(facts, line)
             case "seen":  # it was looked at, and this is where it goes on
-                facts.allowed, facts.last = {line["value"]}, line["value"]
+                facts.allowed, facts.last = facts.captured | {line["value"]}, line["value"]
             case "moving":  # to the state of a snapshot or a branch; what it was is kept beside it
-                facts.allowed |= set(line["values"])
+                facts.captured |= set(line["values"])
+                facts.allowed |= facts.captured
             case "generation":
                 facts.generation = line["generation"]
             case "deleting":
@@ -70,6 +74,7 @@ class Ledger:
 
     def _captured(self, facts: Facts, line: dict[str, Any]) -> None:
         facts.allowed = {value for value in facts.allowed if value >= facts.last}
+        facts.captured = set(facts.allowed)
         self.snapshots[line["snapshot"]] = set(facts.allowed)
         if line.get("name"):
             self.named[line["snapshot"]] = (line["workspace"], line["name"])

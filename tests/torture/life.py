@@ -159,7 +159,7 @@ class Life:
         """What the armed point lies in is done more often, for the other things seldom pass it."""
         return 8 * usually if (self._order.crash or "").startswith(kind) else usually
 
-    async def _attempt(self, work: Awaitable[None]) -> None:
+    async def _attempt(self, work: Awaitable[object]) -> None:
         """An error of the product is an answer: nothing was acknowledged."""
         with suppress(PerdureError):
             await work
@@ -213,7 +213,7 @@ class Life:
         if targets:
             target = self._random.choice(targets)
             ledger.note("moving", one.id, values=sorted(ledger.snapshots[target]))
-            await self.server.service.rewind(CTX, one.id, target)
+            await self._attempt(self.server.service.rewind(CTX, one.id, target))
             await self._check()
 
     async def _promote(self, one: Workspace) -> None:
@@ -222,7 +222,7 @@ class Life:
         if parent is not None and not parent.is_doomed and self._allowed(one):
             ledger.note("moving", str(one.parent_id), values=sorted(self._allowed(one)))
             ledger.note("deleting", one.id)
-            await self.server.service.promote(CTX, one.id)
+            await self._attempt(self.server.service.promote(CTX, one.id))
             await self._check()
 
     async def _delete(self, one: Workspace) -> None:

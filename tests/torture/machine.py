@@ -153,6 +153,7 @@ class TortureMachine:
         self.pid = 0
         self._disk = disk if isinstance(disk, RecordingDisk) else None
         self._opened: Path | None = None
+        self._found = ""  # wrong, when it went on after a restore or a pause
         self._unlinked: dict[Path, int] = {}  # layers that went while they were open: they live on in this process only
         self._events: asyncio.Queue[MachineEvent | None] = asyncio.Queue()
         self._process: subprocess.Popen[bytes] | None = None
@@ -214,7 +215,10 @@ class TortureMachine:
         return 0
 
     def prove(self) -> Proof:
-        """What the guest finds when it looks at itself."""
+        """What the guest finds when it looks at itself, or has found since it was started."""
+        return Proof(self.counter, self.read_disk(), self.devices, self._found or self._look())
+
+    def _look(self) -> str:
         ram, counter, disk = self.memory.ram, self.counter, self.read_disk()
         wrong = []
         if not np.array_equal(ram, truth := expected(self.memory.base, counter)):
@@ -224,7 +228,7 @@ class TortureMachine:
             wrong.append(f"memory is of counter {counter}, the disk of {disk}")
         if self.devices != counter:
             wrong.append(f"memory is of counter {counter}, the devices of {self.devices}")
-        return Proof(counter, disk, self.devices, "; ".join(wrong))
+        return "; ".join(wrong)
 
     # -------------------------------------------------------------------------------------------------------------- driver
 
@@ -265,6 +269,8 @@ class TortureMachine:
 
     async def resume(self) -> None:
         await self._call(*_AWAKE)
+        if not self._found:
+            self._found = self._look()  # before a step writes over what is wrong
         self.state = MachineState.RUNNING
         self.step()
 

@@ -35,6 +35,7 @@ class Plan:
     kinds: tuple[str, ...] = ()
     points: tuple[str, ...] = ()
     until_violation: bool = False
+    keep: Path | None = None  # a directory for the homes of servers of which something was violated
 
 
 Place = tuple[Path, Path, Random]  # a scratch directory, the image, and where choices come from
@@ -43,7 +44,7 @@ SOURCES: dict[str, Callable[[Place, Plan], Source]] = {
     "full": lambda place, _: FullDisks(*place),
     "damage": lambda place, _: Damage(*place),
     "late": lambda place, _: LateCommands(*place),
-    "kills": lambda place, plan: Kills(*place, plan.defect),
+    "kills": lambda place, plan: Kills(*place, plan.defect, plan.keep),
     "machines": lambda place, _: VirtualMachines(Settings().images, place[2]),
 }
 #: All but virtual machines.
