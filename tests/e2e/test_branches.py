@@ -67,16 +67,9 @@ def live() -> Iterator[Live]:
         yield live
 
 
-def test_rewind_promote_and_handles(live: Live) -> None:
-    parent = live.workspace("holder")
-    holder = Holder(parent)
-    holder.start()
-    first = holder.ask("tell").split()[1]
-    assert holder.ask("mine") == "200"
-    parent.checkpoint("early")
-    machine_id = shell(parent, "cat /etc/machine-id")
-
-    # What comes after the snapshot is given up by the rewind, and kept.
+def rewinds(holder: Holder, first: str, machine_id: str) -> None:
+    """What comes after the snapshot is given up by the rewind, with its handles and connections."""
+    parent = holder.workspace
     holder.ask("learn 1")
     shell(parent, "echo late > /root/late && sync")
     report = parent.rewind("early")
@@ -87,11 +80,11 @@ def test_rewind_promote_and_handles(live: Live) -> None:
     assert holder.ask("mine") == "403", "an older generation's handle counts no more"
     assert not holder.ask("line").startswith("HTTP/1.1 200"), "nor does a connection"
 
-    # A fork: nobody can use what another holds, in any direction.
-    own = holder.ask("learn 2").split()[1]
-    assert holder.ask("mine") == "200"
-    made = parent.fork(2, names=["left", "right"])
-    left, right = (Holder(one) for one in made if isinstance(one, Workspace))
+
+def forks(holder: Holder, own: str) -> tuple[Holder, Holder, str]:
+    """Nobody can use what another holds, in any direction, nor see its files. Returns the children and the first one's handle."""
+    parent = holder.workspace
+    left, right = (Holder(one) for one in parent.fork(2, names=["left", "right"]) if isinstance(one, Workspace))
     assert holder.ask("mine") == "200", "a checkpoint does not change the parent's generation"
     for child in (left, right):
         assert child.ask("tell").split() == ["2", own], "it has the parent's in its memory"
@@ -104,13 +97,28 @@ def test_rewind_promote_and_handles(live: Live) -> None:
         assert asker.ask(f"check {theirs}") == "403"
     for asker in (holder, left, right):
         assert asker.ask("mine") == "200"
-
-    # Nor see its files.
     shell(left.workspace, "echo left > /root/own && sync")
     for other in (parent, right.workspace):
         assert shell(other, "ls /root/own 2>/dev/null || echo none") == "none"
     identities = {shell(one, "cat /etc/machine-id; hostname") for one in (parent, left.workspace, right.workspace)}
     assert len(identities) == 3
+    return left, right, lefts
+
+
+def test_rewind_promote_and_handles(live: Live) -> None:
+    parent = live.workspace("holder")
+    holder = Holder(parent)
+    holder.start()
+    first = holder.ask("tell").split()[1]
+    assert holder.ask("mine") == "200"
+    parent.checkpoint("early")
+    machine_id = shell(parent, "cat /etc/machine-id")
+    rewinds(holder, first, machine_id)
+
+    own = holder.ask("learn 2").split()[1]
+    assert holder.ask("mine") == "200"
+    assert holder.ask("line") == "HTTP/1.1 200", "a connection of its own generation works"
+    left, _, lefts = forks(holder, own)
 
     # The branch's state becomes the parent's: its memory and files, not its identity.
     promoted = left.workspace.promote()
@@ -128,8 +136,7 @@ def test_rewind_promote_and_handles(live: Live) -> None:
     assert Holder(kept).ask("mine") == "403"
     assert kept.promote().id == parent.id
     assert holder.ask("tell").split() == ["2", own]
-    names = {node.workspace.name for node in parent.tree()}
-    assert {"holder", "right"} <= names
+    assert {"holder", "right"} <= {node.workspace.name for node in parent.tree()}
     for node in parent.tree()[1:]:
         Workspace.connect(node.workspace.id, wake=False, client=live.client).discard()
     assert [node.workspace.name for node in parent.tree()] == ["holder"]
