@@ -51,7 +51,8 @@ class Row:
 
 @pytest.fixture(scope="module")
 def live(base_image: Path) -> Iterator[Live]:
-    with serving() as server:
+    patient = {"PERDURE_HOOK_LIMIT_S": "200", "PERDURE_HOOKS_LIMIT_S": "300", "PERDURE_WAKE_DEADLINE_S": "600"}
+    with serving(**patient) as server:
         yield server
 
 

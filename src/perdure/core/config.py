@@ -52,9 +52,9 @@ class Settings(BaseSettings):
     checkpoint_interval_s: float = Field(default=60.0, ge=0, description="Default interval of automatic checkpoints; 0 off.")
     unresponsive_s: float = Field(default=20.0, gt=0, description="A guest silent this long is failed.")
     hook_limit_s: float = Field(
-        default=10.0, gt=0, le=3600, description="What one program in /etc/perdure/on-wake.d may take at a wake."
+        default=20.0, gt=0, le=3600, description="What one program in /etc/perdure/on-wake.d may take at a wake."
     )
-    hooks_limit_s: float = Field(default=30.0, gt=0, le=3600, description="What all of them together may take at a wake.")
+    hooks_limit_s: float = Field(default=40.0, gt=0, le=3600, description="What all of them together may take at a wake.")
     guest_cache_mib: int = Field(
         default=128, ge=0, description="A workspace that falls asleep with a larger page cache drops it first; 0: never."
     )

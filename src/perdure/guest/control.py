@@ -250,8 +250,13 @@ class Control:
 
         worker.start(self._loop, root, work, on_message)
 
-    def _sync(self, _request: dict[str, Any], reply: Reply) -> None:
-        self._flusher.flush(lambda: reply({"ok": True}))
+    def _sync(self, request: dict[str, Any], reply: Reply) -> None:
+        limit = request.get("drop_caches_over")
+        if limit is None:
+            self._flusher.flush(lambda: reply({"ok": True}))
+            return
+        limit_bytes = int(limit)
+        self._flusher.flush(lambda: self._flusher.slim(limit_bytes, lambda dropped: reply({"ok": True, "dropped": dropped})))
 
     def _grow_disk(self, _request: dict[str, Any], reply: Reply) -> None:
         root = self._world.root

@@ -11,6 +11,8 @@ from __future__ import annotations
 import _thread
 import os
 
+from perdure.guest import caches
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +58,23 @@ class Flusher:
         def work() -> None:
             os.sync()
             self._loop.post(lambda: self._flushed(mark, done))
+
+        _thread.start_new_thread(work, ())
+
+    def slim(self, limit_bytes: int, done: Callable[[int], None]) -> None:
+        """Drop the page cache if it is larger than this; call back with its size then, with 0 when it stays. After a flush."""
+        before = caches.droppable_bytes()
+        if before <= limit_bytes:
+            done(0)
+            return
+
+        def work() -> None:
+            try:
+                caches.drop()
+            except OSError:
+                self._loop.post(lambda: done(0))  # then the snapshot is as large as it is
+                return
+            self._loop.post(lambda: done(before))
 
         _thread.start_new_thread(work, ())
 

@@ -21,8 +21,8 @@ _NAME_MAX = 64
 class HookLimits:
     """Seconds that one hook may take, and that all of a wake may take together."""
 
-    each_s: float = 10.0
-    all_s: float = 30.0
+    each_s: float = 20.0
+    all_s: float = 40.0
 
 
 def telling(report: Mapping[str, Any] | None, limits: HookLimits) -> dict[str, Any]:

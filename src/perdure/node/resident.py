@@ -65,7 +65,14 @@ class Parts:
 class Resident:
     """Owns a running machine until ``end``. ``emit`` gets what happens by itself."""
 
-    def __init__(self, parts: Parts, clock: Clock, unresponsive_s: float, emit: Callable[[NodeEvent], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        clock: Clock,
+        unresponsive_s: float,
+        emit: Callable[[NodeEvent], None],
+        cache_max_bytes: int | None = None,
+    ) -> None:
         self.identity = parts.identity
         self.machine = parts.machine
         self.link = parts.link
@@ -73,6 +80,7 @@ class Resident:
         self._clock = clock
         self._unresponsive_s = unresponsive_s
         self._emit = emit
+        self._cache_max_bytes = cache_max_bytes  # of a guest's page cache at sleep; a larger one is dropped; None: never
         self._inbox = Inbox(parts.identity.workspace_id, INBOX_LIMIT, self._on_defect)
         self._tasks: list[asyncio.Task[None]] = []
         self._collapse: asyncio.Task[None] | None = None
@@ -179,7 +187,9 @@ class Resident:
         """So that the disk is whole for somebody who boots it without the memory. A guest that is too slow for that, or whose
         programs sit on a file system that does not answer, sleeps all the same: what is not flushed is in its memory."""
         try:
-            await self.link.sync()
+            dropped = await self.link.sync(drop_caches_over=self._cache_max_bytes)
+            if dropped:
+                log.info("a guest dropped its page cache", workspace=self.identity.workspace_id, mib=dropped >> 20)
         except GuestUnresponsive:
             log.warning("a guest did not flush its disk before it sleeps", workspace=self.identity.workspace_id)
 

@@ -178,7 +178,9 @@ class NodeSupervisor:
             raise
         finally:
             del self._starting[workspace_id]
-        resident = Resident(parts, self._parts.clock, self._parts.settings.unresponsive_s, self._events.put_nowait)
+        settings = self._parts.settings
+        cache_max_bytes = settings.guest_cache_mib << 20 if settings.guest_cache_mib else None
+        resident = Resident(parts, self._parts.clock, settings.unresponsive_s, self._events.put_nowait, cache_max_bytes)
         self._residents[workspace_id] = resident
         if self._frozen:
             resident.freeze()

@@ -54,15 +54,18 @@ class StubLink:
         self.error: Exception | None = None
         self.asked = asyncio.Event()
         self.retired = False
+        self.slimmed: list[int | None] = []
         self.thaws: asyncio.Queue[None] = asyncio.Queue()
 
     async def thaw(self) -> float:
         self.thaws.put_nowait(None)
         return 0.0
 
-    async def sync(self) -> None:
+    async def sync(self, *, drop_caches_over: int | None = None) -> int:
+        self.slimmed.append(drop_caches_over)
         if self.error:
             raise self.error
+        return 0
 
     async def stand_still(self) -> bool:
         return True
@@ -105,12 +108,12 @@ class StubRun:
 
 
 class World:
-    def __init__(self, unresponsive_s: float = 1000.0, clock: Clock | None = None) -> None:
+    def __init__(self, unresponsive_s: float = 1000.0, clock: Clock | None = None, cache_max_bytes: int | None = None) -> None:
         self.machine, self.link, self.run = StubMachine(), StubLink(), StubRun()
         self.told: asyncio.Queue[NodeEvent] = asyncio.Queue()
         identity = Identity(WorkspaceId("ws_1"), DEFAULT_TENANT, 3, "demo", "0" * 32)
         parts = Parts(identity, cast("Any", self.machine), cast("Any", self.link), cast("Any", self.run))
-        self.resident = Resident(parts, clock or SystemClock(), unresponsive_s, self.told.put_nowait)
+        self.resident = Resident(parts, clock or SystemClock(), unresponsive_s, self.told.put_nowait, cache_max_bytes)
         self.resident.watch()
 
     async def tell(self, *events: MachineEvent) -> None:
@@ -255,24 +258,8 @@ async def test_a_guest_that_broke_while_it_flushed_is_an_error() -> None:
     await world.resident.end(keep_layers=True)
 
 
-async def test_the_run_ends_after_a_merge_that_was_cut_off() -> None:
-    """It may be writing the live record, which would be left over if it came later."""
-    world = World()
-    order: list[str] = []
-
-    async def merge() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            order.append("merged")
-
-    def end(*, keep_layers: bool) -> int:
-        order.append("ended")
-        return 0
-
-    world.run.end = end  # type: ignore[method-assign]
-    world.resident._collapse = asyncio.create_task(merge())
-    await asyncio.sleep(0)
-    await world.resident.end(keep_layers=False)
-    assert order == ["merged", "ended"]
+@pytest.mark.parametrize("limit", [None, 1 << 27])
+async def test_a_sleep_drops_what_is_cached_beyond_its_limit(limit: int | None) -> None:
+    world = World(cache_max_bytes=limit)
+    await world.resident.capture(CaptureSpec(WorkspaceId("ws_1"), 3, SnapshotId("snp_1"), CaptureMode.HIBERNATE))
+    assert world.link.slimmed == [limit]

@@ -29,7 +29,7 @@ class Call:
     THAW = "thaw"  # after a checkpoint: repair the clock, thaw: {host_ns} → {clock_step_ns, wall_ns}
     CLOCK = "clock"  # {host_ns} → {wall_ns}; with {step_ns}: step
     PING = "ping"  # → {cpu_us, processes}
-    SYNC = "sync"  # flush every file system
+    SYNC = "sync"  # flush every file system; with {drop_caches_over}: drop a larger page cache → {dropped}, in bytes
     SETTLE = "settle"  # {commands, deadline_s, drop_caches} → {ran, idle}
     GROW_DISK = "grow_disk"  # the user's file system to the size of its disk → {bytes}
     POWEROFF = "poweroff"
