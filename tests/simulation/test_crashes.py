@@ -49,11 +49,51 @@ async def scenario(simulation: Simulation) -> None:
     await simulation.delete("a")
 
 
-async def kill_at(database: Database, label: str, at: int | None, *, node_too: bool) -> Fuse:
+async def branches(simulation: Simulation) -> None:
+    """Rewind, promote and discard, each of what is awake and of what sleeps."""
+    await simulation.create("a")
+    await simulation.write("a")
+    await simulation.checkpoint("a", "first")
+    await simulation.write("a")
+    await simulation.rewind("a", "first")
+    await simulation.promote("a")  # back again: what the rewind has kept
+    await simulation.sleep("a")
+    await simulation.rewind("a", "first")
+    await simulation.write("a")
+    await simulation.fork("a", 1)
+    await simulation.write("a-1")
+    await simulation.write("a")
+    await simulation.promote("a")  # both are awake
+    await simulation.sleep("a")
+    await simulation.discard("a")
+    await simulation.happen("a", "die")
+    await simulation.promote("a")
+
+
+async def damage(simulation: Simulation) -> None:
+    """The last snapshot is damaged: a wake fails and says so, and the workspace goes back to what is whole."""
+    await simulation.create("a")
+    for label in ("first", "second", "third"):
+        await simulation.write("a")
+        await simulation.checkpoint("a", label)
+        await simulation.write("a")
+        await simulation.sleep("a")
+        await simulation.spoil("a")
+        await simulation.wake("a")
+        await simulation.go_back("a")
+    await simulation.write("a")
+    await simulation.sleep("a")
+    await simulation.wake("a")
+
+
+SCENARIOS = {"everything": scenario, "branches": branches, "damage": damage}
+
+
+async def kill_at(database: Database, label: str, at: int | None, name: str, *, node_too: bool) -> Fuse:
     fuse = Fuse(at)
     simulation = Simulation(database, label, fuse)
     await simulation.begin()
-    await scenario(simulation)
+    await SCENARIOS[name](simulation)
     assert (fuse.blew_at is not None) == (at is not None and at <= fuse.count), "the fuse did what it was told"
     assert await simulation.recover(node_too=node_too)
     await simulation.check()
@@ -64,17 +104,18 @@ async def kill_at(database: Database, label: str, at: int | None, *, node_too: b
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-async def test_killed_at_every_point_of_a_scenario(database: Database, node_too: bool) -> None:
-    whole = await kill_at(database, "whole", None, node_too=node_too)
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_killed_at_every_point_of_a_scenario(database: Database, name: str, node_too: bool) -> None:
+    whole = await kill_at(database, "whole", None, name, node_too=node_too)
     assert whole.count > 100
     fired: dict[str, int] = {}
     for at in itertools.count(1):
-        fuse = await kill_at(database, f"k{at}", at, node_too=node_too)
+        fuse = await kill_at(database, f"k{at}", at, name, node_too=node_too)
         if fuse.blew_at is None:
             break
         fired[fuse.blew_at] = fired.get(fuse.blew_at, 0) + 1
-    for name, count in sorted(fired.items()):
-        print(f"{count:4} {name}")
+    for point, count in sorted(fired.items()):
+        print(f"{count:4} {point}")
     checked, breaks = await Journal(database).verify()
     assert breaks == []
     assert checked > 1000

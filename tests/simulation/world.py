@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from perdure.core.errors import PerdureError
+from perdure.core.errors import CorruptSnapshot, PerdureError
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.db.database import Database
 from perdure.fleet.nodes import NodeRegistry
+from perdure.wire.node import Damage
 from perdure.workspaces import lifecycle
 from perdure.workspaces.model import Context, CreateWorkspace, Recovery, Workspace, WorkspaceKind, WorkspaceState
 from perdure.workspaces.service import WorkspaceService
@@ -34,6 +35,13 @@ class Facts:
     allowed: set[bytes] | None = None
     named: dict[str, bytes] = field(default_factory=dict)
     generation: int = 0
+    #: Last writes that a rewind or a promotion has set aside: each is in a branch of the workspace.
+    also: set[bytes] = field(default_factory=set)
+
+    def set_aside(self, value: bytes) -> None:
+        """The workspace goes on from another value; what was written last must be kept."""
+        self.also = (self.also | {*self.written[-1:]}) - {value}
+        self.written[:] = [value]
 
 
 class Simulation:
@@ -133,6 +141,91 @@ class Simulation:
 
         await self.attempt(work())
 
+    async def rewind(self, name: str, label: str | None = None) -> None:
+        """To a named snapshot, or to its oldest one."""
+
+        async def work() -> None:
+            found = [one for one in await self.service.snapshots(self.ctx, name) if label in {None, one.name}]
+            if not found:
+                return
+            at, value = await self.service.get(self.ctx, name), self._stored(found[0].id)
+            facts = self.facts[at.id]
+            if facts.allowed is not None:
+                facts.allowed.add(value)  # asked for: from here on it may be there
+            workspace, _ = await self.service.rewind(self.ctx, name, found[0].id)
+            self._seen(workspace)
+            facts.allowed = {value}
+            facts.set_aside(value)
+
+        await self.attempt(work())
+
+    async def promote(self, name: str) -> None:
+        """The newest branch of a workspace, if there is one."""
+
+        async def work() -> None:
+            parent = await self.service.get(self.ctx, name)
+            branches = [one for one in await self.service.find(self.ctx) if one.parent_id == parent.id]
+            if not branches:
+                return
+            branch = branches[-1]
+            mine, theirs = self.facts[parent.id], self.facts[branch.id]
+            head = branch.head_snapshot_id
+            may_be = (theirs.allowed or set()) | set(theirs.written) | ({self._stored(head)} if head else set())
+            if mine.allowed is not None:
+                mine.allowed |= may_be  # asked for: from here on it may be there
+            self.deleted.add(branch.id)
+            workspace, report = await self.service.promote(self.ctx, branch.id)
+            self._seen(workspace)
+            assert workspace.id == parent.id
+            assert report.snapshot_id is not None
+            value = self._stored(report.snapshot_id)
+            assert value in may_be, f"{name} has {value!r}, its branch was {may_be}"
+            mine.allowed = {value}
+            mine.also |= {*theirs.written[-1:], *theirs.also}
+            mine.set_aside(value)
+
+        await self.attempt(work())
+
+    async def spoil(self, name: str) -> None:
+        """The pages of its last snapshot are damaged: what only that held is lost, what named ones hold is not."""
+
+        async def work() -> None:
+            at = await self.service.get(self.ctx, name)
+            if at.head_snapshot_id is not None:
+                file = f"segments/seg_of_{at.head_snapshot_id}.pages"
+                self.node.damage[at.head_snapshot_id] = (Damage(file, f"The stored file {file} is damaged."),)
+                facts = self.facts[at.id]
+                facts.written.clear()
+                if facts.allowed is not None:
+                    facts.allowed |= set(facts.named.values())
+
+        await self.attempt(work())
+
+    async def go_back(self, name: str) -> None:
+        """To the newest intact snapshot before the last."""
+
+        async def work() -> None:
+            workspace, report = await self.service.recover(self.ctx, name, Recovery.REWIND)
+            self._seen(workspace)
+            assert report.snapshot_id is not None
+            self.facts[workspace.id].allowed = {self._stored(report.snapshot_id)}
+
+        await self.attempt(work())
+
+    async def discard(self, name: str) -> None:
+        """The newest branch of a workspace, if there is one. What only it held was given up with it."""
+
+        async def work() -> None:
+            parent = await self.service.get(self.ctx, name)
+            branches = [one for one in await self.service.find(self.ctx) if one.parent_id == parent.id]
+            if branches:
+                self.deleted.add(branches[-1].id)
+                self.facts[parent.id].also.clear()
+                self.facts[parent.id].written.clear()
+                await self.service.discard(self.ctx, branches[-1].id)
+
+        await self.attempt(work())
+
     async def delete(self, name: str) -> None:
         async def work() -> None:
             before = await self.service.get(self.ctx, name)
@@ -214,7 +307,7 @@ class Simulation:
         for workspace in found.values():
             value = await self._value(workspace)
             values[workspace.id].add(value)
-            if workspace.kind is WorkspaceKind.LOST and workspace.parent_id:
+            if workspace.parent_id and (workspace.kind is WorkspaceKind.LOST or "@before-" in workspace.name):
                 values[workspace.parent_id].add(value)
                 continue
             if workspace.id in self.facts:
@@ -227,15 +320,25 @@ class Simulation:
                 continue
             name = found[workspace_id].name
             kept = not facts.written or facts.written[-1] in values[workspace_id]
-            assert kept, f"the last value written to {name} is neither in it nor in a lost branch"
+            assert kept, f"the last value written to {name} is neither in it nor in a branch that was kept of it"
+            family = values[workspace_id].union(*(values[one.id] for one in found.values() if one.parent_id == workspace_id))
+            assert facts.also <= family, f"what was set aside for {name} is gone: {facts.also - family}"
             kept_ones = {one.name: one.id for one in await self.service.snapshots(self.ctx, workspace_id) if one.name}
             for label, value in facts.named.items():
                 assert self._stored(kept_ones[label]) == value, f"an acknowledged named snapshot of {name} changed"
 
     async def _value(self, workspace: Workspace) -> bytes:
         """Wake it (every state has an exit) and read."""
-        if workspace.state is WorkspaceState.FAILED:
-            await self.service.recover(self.ctx, workspace.id, Recovery.RETRY)
+        try:
+            if workspace.state is WorkspaceState.FAILED:
+                await self.service.recover(self.ctx, workspace.id, Recovery.RETRY)
+            return await self._read(workspace)
+        except CorruptSnapshot as error:
+            workspace, report = await self.service.recover(self.ctx, workspace.id, Recovery.REWIND)
+            assert report.snapshot_id == error.details["ancestor"], "it goes where the error says"
+            return await self._read(workspace)
+
+    async def _read(self, workspace: Workspace) -> bytes:
         async with self.service.awake(self.ctx, workspace.id) as awake:
             self._seen(awake.workspace)
             try:
@@ -261,6 +364,9 @@ async def random_workload(simulation: Simulation, random: Random, steps: int) ->
                 "sleep",
                 "wake",
                 "fork",
+                "rewind",
+                "promote",
+                "discard",
                 "delete",
                 "die",
                 "reboot",
@@ -268,7 +374,7 @@ async def random_workload(simulation: Simulation, random: Random, steps: int) ->
                 "panic",
                 "time",
             ],
-            [3, 12, 5, 2, 6, 4, 2, 1, 3, 2, 1, 1, 4],
+            [3, 12, 5, 2, 6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 4],
         )[0]
         match action:
             case "create":
