@@ -263,3 +263,26 @@ async def test_a_sleep_drops_what_is_cached_beyond_its_limit(limit: int | None) 
     world = World(cache_max_bytes=limit)
     await world.resident.capture(CaptureSpec(WorkspaceId("ws_1"), 3, SnapshotId("snp_1"), CaptureMode.HIBERNATE))
     assert world.link.slimmed == [limit]
+
+
+async def test_the_run_ends_after_a_merge_that_was_cut_off() -> None:
+    """It may be writing the live record, which would be left over if it came later."""
+    world = World()
+    order: list[str] = []
+
+    async def merge() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            order.append("merged")
+
+    def end(*, keep_layers: bool) -> int:
+        order.append("ended")
+        return 0
+
+    world.run.end = end  # type: ignore[method-assign]
+    world.resident._collapse = asyncio.create_task(merge())
+    await asyncio.sleep(0)
+    await world.resident.end(keep_layers=False)
+    assert order == ["merged", "ended"]
