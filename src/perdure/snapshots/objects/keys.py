@@ -19,14 +19,12 @@ from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from perdure.core.errors import AlreadyExists, CorruptData, InvalidRequest, Shredded
 from perdure.core.files import DISK, TEMPORARY, Disk, create_file, link, make_dir, remove, temporary_beside, write_file
+from perdure.core.keys import KEY_BYTES, derive
 from perdure.wire.objects import IMAGES, Scope, check_scope
 
-KEY_BYTES = 32
 _NONCE_BYTES = 12
 _MAGIC = b"PDRKEY01"
 _GONE = b"shredded\n"
@@ -77,7 +75,7 @@ class TenantKeyring:
         if len(master) < KEY_BYTES:
             raise InvalidRequest(f"The master key has {len(master)} bytes; {KEY_BYTES} are needed.")
         self._directory = directory
-        self._wrapping = AESGCM(derive(master, "perdure tenant keys"))
+        self._wrapping = AESGCM(derive(master, "store tenant-keys"))
         self._disk = disk
         self._known: dict[Scope, ScopeKeys] = {}
         make_dir(directory, mode=0o700, disk=disk)
@@ -126,7 +124,7 @@ class TenantKeyring:
                 hint="Restore the key file, or the master key that belongs to it, from a backup.",
                 internal=str(path),
             ) from error
-        return ScopeKeys(derive(key, "perdure chunk names"), derive(key, "perdure sealing"))
+        return ScopeKeys(derive(key, "store chunk-names"), derive(key, "store sealing"))
 
     def _make(self, scope: Scope) -> None:
         """A new key; whoever is first wins, and the others read that one."""
@@ -140,8 +138,3 @@ class TenantKeyring:
             pass
         finally:
             remove(temporary, disk=self._disk)
-
-
-def derive(key: bytes, purpose: str) -> bytes:
-    """HKDF-SHA256 (RFC 5869): a key for one purpose."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(key)
