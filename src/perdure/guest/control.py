@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _HOSTNAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,62})$")
 _MACHINE_ID = re.compile(r"^[0-9a-f]{32}$")
 _RANDOMNESS = "randomness"
+_STILL_S = 2.0
 _IDLE_WINDOW_S = 0.2
 _IDLE_SHARE = 0.1
 
@@ -168,7 +169,14 @@ class Control:
             self._woken(answer, reply)
 
         environment = {**self._execs.environment, **_facts({**told, "new_identity": int(bool(request.get("new_identity")))})}
-        hooks.Hooks(self._loop, self._world, environment, limits, done).start()
+
+        def stand_still(frozen: bool) -> None:
+            if not frozen:
+                answer["failed"].append("hooks ran while some programs did not stand still")
+            hooks.Hooks(self._loop, self._world, environment, limits, done).start()
+
+        # Usually they do since the capture; not after one that did not wait for all of them.
+        self._world.freeze(_STILL_S, stand_still)
 
     def _tell(self, told: dict[str, Any], answer: dict[str, Any]) -> None:
         report = resume.compose(told, answer)
