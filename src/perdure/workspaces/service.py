@@ -366,9 +366,9 @@ class WorkspaceService:
         found = await self._integrity.newest_intact(at, head) if head is not None else Ancestor(None, 0)
         point = found.point
         if point is None:
-            damaged = f" (the {found.damaged} before it are damaged)" if found.damaged else ""
+            lacks, damaged = ("no intact", f" ({found.damaged} are damaged)") if found.damaged else ("no", "")
             raise Conflict(
-                f"Workspace {at.workspace.name!r} has no intact snapshot before its last one{damaged}.",
+                f"Workspace {at.workspace.name!r} has {lacks} snapshot before its last one{damaged}.",
                 hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
             )
         plan = await self._operations.plan_wake(at, point)

@@ -92,7 +92,7 @@ async def test_without_an_intact_ancestor_the_disk_is_offered_if_it_is_whole(pla
         await plane.service.wake(CTX, "demo")
     assert "ancestor" not in caught.value.details
     assert "No snapshot before it is intact." in caught.value.hint and "--how disk-boot" in caught.value.hint
-    with pytest.raises(Conflict, match=r"no intact snapshot before its last one \(the 2 before it are damaged\)"):
+    with pytest.raises(Conflict, match=r"no intact snapshot before its last one \(2 are damaged\)"):
         await plane.service.recover(CTX, "demo", Recovery.REWIND)
     assert await plane.state("demo") is FAILED
     _, report = await plane.service.recover(CTX, "demo", Recovery.DISK_BOOT)
