@@ -141,11 +141,12 @@ class Life:
         if self._order.clock_back and self._random.random() < 0.3:
             self._step_back()
         found = [one for one in await self.server.service.find(CTX) if one.state is not WorkspaceState.DELETED]
-        if not found or (len(found) < WORKSPACES_MAX and self._random.random() < 0.15):
+        facts = self.server.ledger.facts
+        known = [one for one in found if one.id in facts and facts[one.id].is_known]  # of others nobody could say what must hold
+        if not known or (len(found) < WORKSPACES_MAX and self._random.random() < 0.15):
             await self._attempt(self._create())
             return
-        known = [one for one in found if one.id in self.server.ledger.facts]
-        one = self._random.choice(known or found)
+        one = self._random.choice(known)
         weights = {
             **{"put": 6, "checkpoint": 4, "named": 1, "sleep": 4, "wake": 4, "compact": 1},
             **{"fork": 2 if len(found) < WORKSPACES_MAX else 0, "delete": 1 if len(found) > 2 else 0, "die": 1},
@@ -217,13 +218,19 @@ class Life:
             await self._check()
 
     async def _promote(self, one: Workspace) -> None:
+        """Any branch whose parent is still there; without one, there will be."""
         ledger = self.server.ledger
-        parent = ledger.facts.get(one.parent_id or "")
-        if parent is not None and not parent.is_doomed and self._allowed(one):
+        found = [found for found in await self.server.service.find(CTX) if self._allowed(found)]
+        names = {found.id for found in found}
+        branches = [found for found in found if found.parent_id in names]
+        if branches:
+            one = self._random.choice(branches)
             ledger.note("moving", str(one.parent_id), values=sorted(self._allowed(one)))
             ledger.note("deleting", one.id)
             await self._attempt(self.server.service.promote(CTX, one.id))
             await self._check()
+        elif len(found) < WORKSPACES_MAX:
+            await self._fork(one)
 
     async def _delete(self, one: Workspace) -> None:
         self.server.ledger.note("deleting", one.id)
