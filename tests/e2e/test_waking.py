@@ -103,6 +103,7 @@ def test_hooks_run_before_programs_go_on_and_are_told_everywhere(live: Live, wor
     """A program that counts stands still while a hook looks; another hook fails. Asleep, forked, booted from disk."""
     place = "/etc/perdure/on-wake.d"
     shell(workspace, f"mkdir -p {place}; nohup sh -c 'while :; do echo >>/dev/shm/count; sleep 0.01; done' >/dev/null 2>&1 &")
+    shell(workspace, "until [ -s /dev/shm/count ]; do sleep 0.1; done")
     look = "[ -e /dev/shm/count ] || exit 0; a=$(wc -l </dev/shm/count); sleep 0.3; echo moved $(($(wc -l </dev/shm/count) - a))"
     for name, script in (("10-look", look), ("20-fails", "echo $PERDURE_MEMORY $PERDURE_NEW_IDENTITY; exit 4")):
         workspace.files.write(f"{place}/{name}", f"#!/bin/sh\n{script}\n", mode=0o755)
