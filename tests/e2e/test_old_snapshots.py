@@ -20,6 +20,8 @@ from tests.contract.machines.conftest import qemu_binaries
 from tests.e2e.crashing import Keeper, Place
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1800)]
+#: A cold boot, and the golden before it, take a minute on a busy host.
+PATIENT = {"PERDURE_WAKE_DEADLINE_S": "600"}
 
 
 def sleeping(place: Place) -> None:
@@ -61,7 +63,7 @@ def test_a_workspace_moves_to_another_qemu_and_back(base_image: Path, images_dir
     binaries = list(qemu_binaries().values())
     if len(binaries) < 2:
         pytest.skip("this host has one QEMU only: tools/fetch-qemu10.sh fetches a second one where the distribution has it")
-    with Place.temporary(images_dir, PERDURE_QEMU=binaries[0]) as place:
+    with Place.temporary(images_dir, PERDURE_QEMU=binaries[0], **PATIENT) as place:
         sleeping(place)
         for binary in (binaries[1], binaries[0]):
             place.extra["PERDURE_QEMU"] = binary
@@ -91,7 +93,7 @@ def make_old(images: Path, digest: str) -> None:
 
 
 def test_an_old_disk_gets_the_newest_agent(base_image: Path, own_images: Path) -> None:
-    with Place.temporary(own_images) as place:
+    with Place.temporary(own_images, **PATIENT) as place:
         sleeping(place)
         make_old(own_images, base_image.name)
         away = own_images / "agents-away"
