@@ -32,7 +32,14 @@ async def test_a_defect_is_found(defect: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("defect", ["acknowledge-before-commit", "stale-overlay", "dead-disk-dropped"])
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "stale-overlay",
+        pytest.param("acknowledge-before-commit", marks=pytest.mark.long),
+        pytest.param("dead-disk-dropped", marks=pytest.mark.long),
+    ],
+)
 async def test_a_defect_of_a_server_that_is_killed_is_found(defect: str) -> None:
     table = await run(Plan(40, 23, defect, ("kills",), until_violation=True))
     assert table.violations

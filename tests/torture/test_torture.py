@@ -14,7 +14,7 @@ from tests.torture.suite import USUAL, Plan, run
 
 SEED = 11
 ROUNDS_OF_FILES = 40
-ROUNDS_OF_KILLS = 16
+ROUNDS_OF_KILLS = 12
 
 
 @pytest.mark.timeout(600)
