@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main() -> int:
     kinds = tuple(SOURCES) if arguments.all else tuple(arguments.only or ())
     points = tuple(arguments.point or ())
     plan = Plan(arguments.rounds, seed, arguments.defect, kinds, points, arguments.until_violation, arguments.keep)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no database behind
     try:
         table = asyncio.run(run(plan, _show))
     except InvalidRequest as error:
