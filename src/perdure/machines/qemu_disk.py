@@ -195,7 +195,9 @@ class RootDisk:
             return
         try:
             await self._qmp.execute("block-job-cancel", {"device": STREAM_JOB, "force": True})
-        except (QmpError, MachineDied):
+            async with asyncio.timeout(CANCEL_DEADLINE_S):  # until it has stopped, or the next collapse finds the layer busy
+                await asyncio.shield(ended)
+        except (QmpError, MachineDied, TimeoutError):
             return
 
     async def _hand_over(self, layer: DiskLayer, *, writable: bool, owned: bool) -> _Node:
