@@ -329,3 +329,20 @@ async def _verify(url: str) -> tuple[int, list[Any]]:
         return await Journal(database).verify()
     finally:
         await database.close()
+
+
+@dataclass
+class World:
+    """What lives through the whole module. ``number`` is what the keeper was last told."""
+
+    place: Place
+    workspace: Workspace
+    keeper: Keeper
+    pid: int
+    number: int = 0
+
+    def next(self) -> int:
+        """Tell the keeper something new; it is in memory and in a synced file when this returns."""
+        self.number += 1
+        assert self.keeper.put(self.number).memory == self.number
+        return self.number

@@ -7,7 +7,6 @@ snapshot that exists; what its disk had beyond is in a branch that the ResumeRep
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from perdure.core.crashpoints import CrashPoint, Victim
 from perdure.sdk import Workspace
-from tests.e2e.crashing import Keeper, Place, act, file_block
+from tests.e2e.crashing import Keeper, Place, World, act, file_block
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow]
 
@@ -74,23 +73,6 @@ def cases(*actions: str) -> list[Any]:
         for case in CASES
         if case[1] in actions
     ]
-
-
-@dataclass
-class World:
-    """What lives through the whole module. ``number`` is what the keeper was last told."""
-
-    place: Place
-    workspace: Workspace
-    keeper: Keeper
-    pid: int
-    number: int = 0
-
-    def next(self) -> int:
-        """Tell the keeper something new; it is in memory and in a synced file when this returns."""
-        self.number += 1
-        assert self.keeper.put(self.number).memory == self.number
-        return self.number
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ was kept of it, with its memory; nothing is half done, and the same call made ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from perdure.core.crashpoints import CrashPoint, Victim
 from perdure.core.errors import PerdureError
 from perdure.sdk import Workspace
 from perdure.sdk._core import Call, workspace_path
-from tests.e2e.crashing import Keeper, Kept, Place
+from tests.e2e.crashing import Keeper, Kept, Place, World
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,20 +26,7 @@ REWOUND = {CrashPoint.REWIND_RECORDED, CrashPoint.START_RUNNING, CrashPoint.STAR
 PROMOTED = {CrashPoint.PROMOTE_RECORDED, CrashPoint.START_RUNNING}
 
 
-@dataclass
-class World:
-    place: Place
-    workspace: Workspace
-    keeper: Keeper
-    pid: int
-    number: int = 0
-
-    def next(self) -> int:
-        """Tell the keeper something new; it is in memory and in a synced file when this returns."""
-        self.number += 1
-        assert self.keeper.put(self.number).memory == self.number
-        return self.number
-
+class Family(World):
     def kept(self) -> list[Workspace]:
         """What was kept of the workspace, oldest first."""
         found = Workspace.list(client=self.workspace.client)
@@ -56,18 +43,18 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def shared(images_dir: Path, base_image: Path) -> Iterator[World]:
+def shared(images_dir: Path, base_image: Path) -> Iterator[Family]:
     with Place.temporary(images_dir) as place:
         place.up()
         with place.client() as client:
             workspace = Workspace.create("keeper", client=client)
             keeper = Keeper(workspace)
             keeper.start()
-            yield World(place, workspace, keeper, keeper.tell().pid)
+            yield Family(place, workspace, keeper, keeper.tell().pid)
 
 
 @pytest.fixture
-def world(shared: World) -> World:
+def world(shared: Family) -> Family:
     """Awake, with no branches."""
     shared.clear()
     shared.workspace.wake()
@@ -79,7 +66,7 @@ def request(workspace: Workspace, action: str, **body: Any) -> Callable[[], Any]
     return lambda: workspace.client.request(Call("POST", workspace_path(workspace.id, action), body=body or None))
 
 
-def settled(world: World) -> None:
+def settled(world: Family) -> None:
     """Repaired, and nothing half done."""
     world.place.until(lambda: world.workspace.refresh().state in {"hibernated", "running"}, "the loss is recorded")
     world.place.check_rows()
@@ -93,7 +80,7 @@ def settled(world: World) -> None:
     pytest.param(Victim.SERVER, CrashPoint.START_RUNNING, marks=pytest.mark.long),
     pytest.param(Victim.SERVER, CrashPoint.START_COMMITTED, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_killed_while_it_is_rewound(world: World, victim: Victim, point: CrashPoint) -> None:
+def test_killed_while_it_is_rewound(world: Family, victim: Victim, point: CrashPoint) -> None:
     early = world.next()
     snapshot = world.workspace.checkpoint()
     late = world.next()
@@ -125,7 +112,7 @@ def test_killed_while_it_is_rewound(world: World, victim: Victim, point: CrashPo
     pytest.param(Victim.SERVER, CrashPoint.START_RUNNING, marks=pytest.mark.long),
     pytest.param(Victim.VMM, CrashPoint.START_RUNNING, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_killed_while_a_branch_is_promoted(world: World, victim: Victim, point: CrashPoint) -> None:
+def test_killed_while_a_branch_is_promoted(world: Family, victim: Victim, point: CrashPoint) -> None:
     before = world.keeper.tell().memory
     (branch,) = world.workspace.fork(1)
     assert isinstance(branch, Workspace)
@@ -152,7 +139,7 @@ def test_killed_while_a_branch_is_promoted(world: World, victim: Victim, point: 
         world.holds(kept, mine)
 
 
-def test_nothing_is_left_behind(world: World) -> None:
+def test_nothing_is_left_behind(world: Family) -> None:
     place = world.place
     world.clear()
     world.workspace.sleep()

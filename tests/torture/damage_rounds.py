@@ -7,7 +7,6 @@ earlier generation: it must be refused and change nothing.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from tests.fakes.disk import QuickDisk
 from tests.fakes.tiny_node import NOW, snapshot_id
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import TortureNode, start_spec
-from tests.torture.story import Awake, Story, check, check_store, clear
+from tests.torture.story import Awake, Stories, Story, check, check_store, clear
 
 STEPS = 10
 _FILES = {
@@ -32,7 +31,7 @@ _FILES = {
 }
 
 
-class Damage:
+class Damage(Stories):
     """One file of a store with a few workspaces in it is damaged, while nobody runs."""
 
     points = (
@@ -40,15 +39,6 @@ class Damage:
         *(f"cut.{kind}" for kind in _FILES),
         *(f"gone.{kind}" for kind in ("index", "devices", "segment", "layer")),
     )
-
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._numbers = itertools.count(1)
-
-    async def close(self) -> None:
-        return None
 
     async def round(self, point: str) -> Outcome:
         home = self._scratch / f"damage{next(self._numbers)}"
@@ -137,19 +127,10 @@ class Damage:
             check(proof, value, f"{snapshot}, which lies on {victim.name}")
 
 
-class LateCommands:
+class LateCommands(Stories):
     """A workspace has slept and woken; then a command for its earlier machine arrives."""
 
     points = ("late.stop", "late.stop-keeping", "late.capture", "late.hibernate", "late.salvage", "late.start", "late.guest")
-
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._numbers = itertools.count(1)
-
-    async def close(self) -> None:
-        return None
 
     async def round(self, point: str) -> Outcome:
         home = self._scratch / f"late{next(self._numbers)}"

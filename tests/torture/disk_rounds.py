@@ -15,7 +15,7 @@ from perdure.core.errors import NoSpace
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import TortureNode
-from tests.torture.story import Story, Told, check, check_store, clear
+from tests.torture.story import Stories, Story, Told, check, check_store, clear
 
 STEPS = 14
 #: The files that a full disk may meet, by the end of their name. A temporary file has the name of what it becomes in it.
@@ -110,19 +110,10 @@ class PowerCuts:
             clear(home)
 
 
-class FullDisks:
+class FullDisks(Stories):
     """The n-th write of a story meets a full disk; then there is room again, and it goes on."""
 
     points = tuple(FULL.values())
-
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._numbers = itertools.count(1)
-
-    async def close(self) -> None:
-        return None
 
     async def round(self, point: str) -> Outcome:
         home = self._scratch / f"full{next(self._numbers)}"

@@ -5,6 +5,7 @@ Used by rounds that look at files only: no database, no processes. The seed deci
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,3 +217,16 @@ def files_of(node: TortureNode) -> set[str]:
 
 def clear(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
+
+
+class Stories:
+    """What rounds that tell stories start with. They have no process of their own, so there is nothing to close."""
+
+    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
+        self._scratch = scratch
+        self._image = image
+        self._random = random
+        self._numbers = itertools.count(1)
+
+    async def close(self) -> None:
+        return None
