@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
@@ -95,12 +96,19 @@ async def _serve(settings: Settings) -> int:
     ending = Ending(settings, notify_socket())
     ending.listen()
     async with _running(settings, ending) as server:
+        _spare_collector()
         log.info("serving", socket=str(settings.api_socket), port=server.port, key_file=str(settings.api_key_file))
         ending.serving()
         await ending.asked.wait()
         log.info("stopping: every workspace is hibernated first")
     log.info("stopped")
     return 0
+
+
+def _spare_collector() -> None:
+    """What a start has loaded stays: the garbage collector need not walk through it again, which takes 100 ms of everybody's."""
+    gc.collect()
+    gc.freeze()
 
 
 @asynccontextmanager

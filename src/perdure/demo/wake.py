@@ -17,6 +17,7 @@ from perdure.demo import floor, observe
 from perdure.demo.server import Server, ensure_image, temporary_server
 from perdure.demo.stats import Against, Baseline, Goal, Row, rows
 from perdure.demo.steps import expect
+from perdure.node.pool import REFILL_DELAY_S
 from perdure.sdk import AsyncClient, AsyncWorkspace
 
 SAMPLES = 20
@@ -37,6 +38,9 @@ git add . && git -c user.name=bench -c user.email=bench@perdure.invalid commit -
 #: Talks to the holder without starting an interpreter.
 TELL = 'exec 3<>/dev/tcp/127.0.0.1/{port}; echo {words} >&3; read -r answer <&3; test "${{answer%% *}}" = ok'
 ONE_MB_FILE = "head -c 1048576 /dev/urandom > /root/file"
+
+#: A refill of the pool begins ``REFILL_DELAY_S`` after a wake and takes a tenth of this.
+REFILLED_WITHIN_S = 1.0
 
 Progress = Callable[[str], None]
 
@@ -156,7 +160,7 @@ async def _one_sleep(bench: Bench, ws: AsyncWorkspace) -> None:
 
 async def _breathe(bench: Bench) -> None:
     """Let the pool's refill and the removal of old files end, so that a sample measures its own action."""
-    await bench.server.ends_within(0.5)
+    await bench.server.ends_within(REFILL_DELAY_S + REFILLED_WITHIN_S)
 
 
 async def _emptied(bench: Bench) -> None:
