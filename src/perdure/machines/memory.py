@@ -34,7 +34,7 @@ _IOV_MAX = 1024  # iovecs per system call (UIO_MAXIOV)
 _PAGEMAP_CHUNK = 1 << 20  # bytes of pagemap per read: 512 MiB of guest RAM
 _MOVED_PAGES_MAX = 65536  # pages per call: 256 MiB, where the kernel moves at most 2 GiB
 _SHARE_PAGES_MIN = 1024  # pages below which another thread is not worth its while
-_ZEROS_PAGES = 256  # pages of zeros kept for clearing runs
+_ZEROS_PAGES = 256  # zeros written at once
 
 _THREADS = min(4, os.cpu_count() or 1)
 _readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-memory")
@@ -55,11 +55,6 @@ class ProcessMemory:
         self._is_alive = is_alive
         self._address = _find_mapping(pid, ram_inode, page_count * PAGE_SIZE)
         self._pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._mem = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            os.close(self._pagemap)
-            raise
         self._guard = threading.Lock()
         self._users = 0
         self._closing = self._closed = False
@@ -89,7 +84,6 @@ class ProcessMemory:
             if self._closing and not self._closed and self._users == 0:
                 self._closed = True
                 os.close(self._pagemap)
-                os.close(self._mem)
 
     def written_pages(self) -> PageNumbers:
         with self._in_use():
@@ -140,13 +134,10 @@ class ProcessMemory:
 
     def write_zeros(self, pages: PageNumbers) -> None:
         self._check(pages)
-        zeros = memoryview(bytes(_ZEROS_PAGES * PAGE_SIZE))
-        starts, lengths = coalesce(pages)
-        with self._in_use():
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-                for at in range(start, start + length, _ZEROS_PAGES):
-                    count = min(_ZEROS_PAGES, start + length - at)
-                    self._write(zeros[: count * PAGE_SIZE], self._address + at * PAGE_SIZE)
+        zeros = np.zeros((min(len(pages), _ZEROS_PAGES), PAGE_SIZE), np.uint8)
+        for at in range(0, len(pages), _ZEROS_PAGES):
+            some = pages[at : at + _ZEROS_PAGES]
+            self.write_pages(some, zeros[: len(some)])
 
     def _move(self, call: Callable[..., int], pages: PageNumbers, local_at: int) -> None:
         """Copy between scattered pages of the machine and one piece of ours, many per system call."""
@@ -168,19 +159,6 @@ class ProcessMemory:
                     raise MachineDied("The virtual machine ended while its memory was copied.", internal=reason)
                 raise MachineFailed("The virtual machine's memory cannot be copied.", internal=reason)
             local_at += total
-
-    def _write(self, data: memoryview, address: int) -> None:
-        while data:
-            try:
-                written = os.pwrite(self._mem, data, address)
-            except OSError as error:
-                if not self._is_alive():
-                    raise MachineDied("The virtual machine ended while its memory was written.") from error
-                raise MachineFailed("The virtual machine's memory cannot be written.", internal=str(error)) from error
-            if written == 0:  # the address space is gone
-                raise MachineDied("The virtual machine ended while its memory was written.")
-            data = data[written:]
-            address += written
 
     def _check(self, pages: PageNumbers) -> None:
         if len(pages) == 0:

@@ -123,7 +123,7 @@ class Recorded:
     appended_bytes: int
 
 
-def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = True) -> Iterator[tuple[PageNumbers, Pages]]:
+def load(directory: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[PageNumbers, Pages]]:
     """The located pages of an index with their content, in batches; pages ascend within a batch. Zero pages are not in it.
 
     Reads a few batches ahead. Raises CorruptSnapshot naming the segment when a checksum does not hold.
@@ -134,7 +134,7 @@ def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = Tru
         waiting = deque[Future[Pages]]()
         for number, batch in enumerate(batches):
             while len(waiting) < min(_AHEAD, len(batches) - number):
-                waiting.append(_threads.submit(_read, readers, index, batches[number + len(waiting)], base, verify))
+                waiting.append(_threads.submit(_read, readers, index, batches[number + len(waiting)], base, True))
             yield index.pages[batch], waiting.popleft().result()
 
 

@@ -8,7 +8,6 @@ of two workspaces; it takes them one after the other, never one inside the other
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import replace
 from functools import partial
 
@@ -111,45 +110,7 @@ class Branches:
         return tuple(next(free) for _ in range(count))
 
     def _branch(self, at: Record, snapshot: Snapshot, name: str) -> NewWorkspace:
-        return self._child(at, snapshot.id, check_name(name), hostname=name)
-
-    def _child(
-        self,
-        at: Record,
-        snapshot_id: SnapshotId,
-        name: str,
-        *,
-        hostname: str,
-        state: WorkspaceState = WorkspaceState.CREATING,
-        detail: str = "",
-    ) -> NewWorkspace:
-        """A branch of a workspace at a snapshot, like it in everything but its identity."""
-        parent = at.workspace
-        return NewWorkspace(
-            id=self._tools.mint_workspace(),
-            tenant_id=parent.tenant_id,
-            name=name,
-            kind=WorkspaceKind.BRANCH,
-            node_id=at.node_id,
-            image=parent.image,
-            image_name=parent.image_name,
-            memory_mib=parent.size.memory_mib,
-            vcpus=parent.size.vcpus,
-            disk_gib=parent.disk_gib,
-            hostname=hostname,
-            machine_id=secrets.token_hex(16),
-            idle_timeout_s=parent.idle_timeout_s,
-            checkpoint_interval_s=parent.checkpoint_interval_s,
-            keep_snapshots=parent.keep_snapshots,
-            egress_allow=parent.egress_allow,
-            environment=parent.environment,
-            metadata=parent.metadata,
-            head_snapshot_id=snapshot_id,
-            parent_id=at.id,
-            forked_from=snapshot_id,
-            state=state,
-            detail=detail,
-        )
+        return NewWorkspace.child(at, snapshot.id, self._tools.mint_workspace(), name=check_name(name), hostname=name)
 
     async def _start_child(self, owner: Owner) -> Record:
         async def job() -> Record:
@@ -224,7 +185,8 @@ class Branches:
         if head.has_memory and not head.quiesced:
             detail += " Programs were moving when it was captured: promote it to have its memory; a wake here boots its disk."
         hostname = f"{was.hostname[:55]}-before"
-        new = self._child(at, head.id, name, hostname=hostname, state=WorkspaceState.HIBERNATED, detail=detail)
+        child = NewWorkspace.child(at, head.id, self._tools.mint_workspace(), name=name, hostname=hostname)
+        new = replace(child, state=WorkspaceState.HIBERNATED, detail=detail)
         await self._store.insert(new, {"snapshot_id": head.id, "parent_id": at.id}, tx)
         return name
 

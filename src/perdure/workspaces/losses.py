@@ -7,7 +7,6 @@ The newer disk of a lost machine is never deleted: it becomes a disk-only branch
 from __future__ import annotations
 
 import logging
-import secrets
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -138,28 +137,13 @@ class Losses:
         """The salvaged disk as a workspace of its own; returns its name."""
         was = at.workspace
         name = await self._lost_name(at)
-        new = NewWorkspace(
-            id=self._tools.mint_workspace(),
-            tenant_id=was.tenant_id,
-            name=name,
+        child = NewWorkspace.child(
+            at, facts.snapshot_id, self._tools.mint_workspace(), name=name, hostname=f"{was.hostname[:55]}-lost"
+        )
+        new = replace(
+            child,
             kind=WorkspaceKind.LOST,
-            node_id=at.node_id,
-            image=was.image,
-            image_name=was.image_name,
-            memory_mib=was.size.memory_mib,
-            vcpus=was.size.vcpus,
             disk_gib=facts.disk_gib,
-            hostname=f"{was.hostname[:55]}-lost",
-            machine_id=secrets.token_hex(16),
-            idle_timeout_s=was.idle_timeout_s,
-            checkpoint_interval_s=was.checkpoint_interval_s,
-            keep_snapshots=was.keep_snapshots,
-            egress_allow=was.egress_allow,
-            environment=was.environment,
-            metadata=was.metadata,
-            head_snapshot_id=facts.snapshot_id,
-            parent_id=at.id,
-            forked_from=facts.snapshot_id,
             expires_s=self._tools.settings.lost_branch_days * DAY_S,
             detail=f"The disk of {was.name!r} as it was when its machine (generation {facts.generation}) was lost.",
             state=WorkspaceState.HIBERNATED,

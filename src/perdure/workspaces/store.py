@@ -6,6 +6,7 @@ raised. A transition and its journal entry are one statement.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,6 +53,34 @@ class NewWorkspace:
     expires_s: float | None = None
     detail: str = ""
     state: WorkspaceState = WorkspaceState.CREATING
+
+    @classmethod
+    def child(cls, at: Record, snapshot_id: SnapshotId, new_id: WorkspaceId, *, name: str, hostname: str) -> NewWorkspace:
+        """A branch of a workspace at a snapshot, like it in everything but its identity."""
+        parent = at.workspace
+        return cls(
+            id=new_id,
+            tenant_id=parent.tenant_id,
+            name=name,
+            kind=WorkspaceKind.BRANCH,
+            node_id=at.node_id,
+            image=parent.image,
+            image_name=parent.image_name,
+            memory_mib=parent.size.memory_mib,
+            vcpus=parent.size.vcpus,
+            disk_gib=parent.disk_gib,
+            hostname=hostname,
+            machine_id=secrets.token_hex(16),
+            idle_timeout_s=parent.idle_timeout_s,
+            checkpoint_interval_s=parent.checkpoint_interval_s,
+            keep_snapshots=parent.keep_snapshots,
+            egress_allow=parent.egress_allow,
+            environment=parent.environment,
+            metadata=parent.metadata,
+            head_snapshot_id=snapshot_id,
+            parent_id=at.id,
+            forked_from=snapshot_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,9 @@ def test_closing_waits_for_a_reader(mapped: Mapped) -> None:
     """A descriptor closed under a thread could be another file's by its next call."""
     with mapped.memory._in_use():
         mapped.memory.close()
-        os.fstat(mapped.memory._mem)
+        os.fstat(mapped.memory._pagemap)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(mapped.memory._mem)
+        os.fstat(mapped.memory._pagemap)
 
 
 def test_pages_outside(mapped: Mapped) -> None:
