@@ -50,6 +50,7 @@ _FRAMES_PER_LOAD = 16
 _FRAMES_PER_RESTORE = 4
 _FRAMES_PER_WRITE = 16
 REHEARSED_AT_ONCE = 1024
+FRAME_LIVE_SHARE = 0.5
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -163,8 +164,8 @@ def record(
 ) -> Recorded:
     """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base.
 
-    Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more. Nothing is
-    durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
+    Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more, and so are the
+    last few that are needed of a frame: a wake decodes whole frames. Nothing is durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
     """
     written, content = captured
     known = np.zeros(len(written), bool)
@@ -173,6 +174,7 @@ def record(
         last = last.last
     last = _without(last, leave)
     unchanged, kept = _unchanged(directory, last, base, captured, known)
+    unchanged, kept = _without_crumbs(last, unchanged, kept)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
     parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
@@ -223,6 +225,14 @@ def _without(index: PageIndex, segments: frozenset[SegmentId]) -> PageIndex:
         return index
     kept = ~np.isin(index.frames.segment[index.frame], numbers)
     return replace(index, pages=index.pages[kept], frame=index.frame[kept], slot=index.slot[kept])
+
+
+def _without_crumbs(last: PageIndex, unchanged: Mask, kept: Rows) -> tuple[Mask, Rows]:
+    """The same without the pages of frames that would be needed for less than ``FRAME_LIVE_SHARE`` of their pages."""
+    live = np.bincount(last.frame[kept], minlength=len(last.frames))
+    crumbs = (live < FRAME_LIVE_SHARE * last.frames.count)[last.frame[kept]]
+    unchanged[np.flatnonzero(unchanged)[crumbs]] = False
+    return unchanged, kept[~crumbs]
 
 
 def _chunks(rows: Rows, *, sparse: bool) -> list[_Chunk]:

@@ -217,6 +217,21 @@ def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, ba
     log.close()
 
 
+def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam) -> None:
+    """Hot pages move to every capture's own frames, and leave behind frames of which a few cold pages are needed."""
+    machine, log = captured(tmp_path, base)
+    chance = np.random.default_rng(11)
+    decoded = []
+    for number in range(30):
+        for page in {*range(40), *chance.integers(40, 130, 8).tolist()}:
+            machine.write(page, "random", 1000 * number + page)
+        machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), log).index
+        decoded.append(int(machine.index.frames.count.sum()))
+        assert np.array_equal(restored(tmp_path, machine.index, base), machine.ram)
+    assert max(decoded) <= 2 * 130, decoded
+    log.close()
+
+
 def test_an_idle_machine_writes_no_segment(tmp_path: Path, base: BaseRam) -> None:
     log = writer(tmp_path)
     done = record(tmp_path, PageIndex(RAM_PAGES), base, (np.arange(5, dtype=np.uint32), base.pages[:5]), log)
