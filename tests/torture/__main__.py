@@ -15,7 +15,7 @@ import structlog
 from perdure.core.errors import InvalidRequest
 from tests.torture.defects import DEFECTS
 from tests.torture.model import Outcome
-from tests.torture.suite import GOAL, SOURCES, Plan, run
+from tests.torture.suite import GOAL, KINDS, Plan, run
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed={seed}", file=sys.stderr, flush=True)
-    kinds = tuple(SOURCES) if arguments.all else tuple(arguments.only or ())
+    kinds = tuple(KINDS) if arguments.all else tuple(arguments.only or ())
     points = tuple(arguments.point or ())
     plan = Plan(arguments.rounds, seed, arguments.defect, kinds, points, arguments.until_violation, arguments.keep)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no database behind
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="repeats the choices of an earlier run")
     parser.add_argument("--defect", choices=sorted(DEFECTS), help="switch a known defect on: it must be found")
     parser.add_argument("--all", action="store_true", help="virtual machines too")
-    parser.add_argument("--only", choices=SOURCES, action="append", help="rounds of this kind only; may be given again")
+    parser.add_argument("--only", choices=KINDS, action="append", help="rounds of this kind only; may be given again")
     parser.add_argument("--point", action="append", help="rounds of this point only; may be given again")
     parser.add_argument("--until-violation", action="store_true", help="end with the first violation")
     parser.add_argument("--keep", type=Path, help="copy the homes of servers of which something was violated to this directory")

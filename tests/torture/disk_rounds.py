@@ -6,15 +6,14 @@ what is left (``disk.*``); or the story is told on a disk that is full at its n-
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 from perdure.core.errors import NoSpace
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import TortureNode
+from tests.torture.registry import Place
 from tests.torture.story import Stories, Story, Told, check, check_store, clear
 
 STEPS = 14
@@ -28,23 +27,17 @@ FULL = {
 }
 
 
-class PowerCuts:
+class PowerCuts(Stories):
     """After every operation of a story, in a random order, in each of the four ways."""
 
     points = tuple(f"disk.{crash.value}" for crash in Crash)
 
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._numbers = itertools.count(1)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         self._disk: RecordingDisk | None = None
         self._told: list[Told] = []
         self._wrong: str | None = None
         self._left: dict[str, Iterator[int]] = {}
-
-    async def close(self) -> None:
-        return None
 
     async def round(self, point: str) -> Outcome:
         crash = Crash(point.removeprefix("disk."))

@@ -12,16 +12,16 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 
 from perdure.core.crashpoints import CrashPoint
 from tests.torture.cluster import Cluster
 from tests.torture.life import Order
 from tests.torture.model import Outcome, told_by
+from tests.torture.registry import Place
 from tests.torture.story import clear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -61,21 +61,17 @@ class _Lived:
 class Kills:
     """Points are ``CRASHPOINT server``, ``CRASHPOINT vmm``, ``kill.*`` at any time, and ``clock.back``."""
 
-    points = (
-        *(f"{point.value} server" for point in CrashPoint),
-        *(f"{point.value} vmm" for point in WITH_MACHINE),
-        "kill.working",
-        "kill.recovering",
-        "kill.database",
-        "clock.back",
-    )
-
-    def __init__(self, scratch: Path, image: Path, random: Random, defect: str | None = None, keep: Path | None = None) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._defect = defect
-        self._keep = keep
+    def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint)) -> None:
+        self.points = (
+            *(f"{point.value} server" for point in CrashPoint if point in named),
+            *(f"{point.value} vmm" for point in WITH_MACHINE if point in named),
+            *("kill.working", "kill.recovering", "kill.database", "clock.back"),
+        )
+        self._scratch = scratch = place.scratch
+        self._image = place.image
+        self._random = place.random
+        self._defect = place.defect
+        self._keep = place.keep
         self._house: _House | None = None
         self._forker: asyncio.subprocess.Process | None = None
         self._houses = 0

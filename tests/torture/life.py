@@ -29,9 +29,11 @@ from tests.torture.defects import switched_on
 from tests.torture.ledger import Ledger
 from tests.torture.model import Violation, told_by
 from tests.torture.node import PATH, small_thresholds, text
+from tests.torture.registry import Work, works
 from tests.torture.server import CTX, Server
 
 WORKSPACES_MAX = 4
+WEIGHT_OF_WANTED = 8
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
 
@@ -147,18 +149,17 @@ class Life:
             await self._attempt(self._create())
             return
         one = self._random.choice(known)
-        weights = {
-            **{"put": 6, "checkpoint": 4, "named": 1, "sleep": 4, "wake": 4, "compact": 1},
-            **{"fork": 2 if len(found) < WORKSPACES_MAX else 0, "delete": 1 if len(found) > 2 else 0, "die": 1},
-            **{"rewind": self._rate("rewind", 1), "promote": self._rate("promote", 1)},
-        }
-        kind = self._random.choices(list(weights), list(weights.values()))[0]
-        await self._attempt(getattr(self, f"_{kind}")(one))
+        steps = {step: self._weight(step, len(found)) for step in (*STEPS, *works())}
+        step = self._random.choices(list(steps), list(steps.values()))[0]
+        await self._attempt(step.do(self, one))
         await self.server.settle()
 
-    def _rate(self, kind: str, usually: int) -> int:
+    def _weight(self, step: Work, workspaces: int) -> int:
         """What the armed point lies in is done more often, for the other things seldom pass it."""
-        return 8 * usually if (self._order.crash or "").startswith(kind) else usually
+        if (step.name == "fork" and workspaces >= WORKSPACES_MAX) or (step.name == "delete" and workspaces <= 2):
+            return 0
+        is_wanted = (self._order.crash or "").startswith(step.passes) if step.passes else False
+        return max(step.weight, WEIGHT_OF_WANTED) if is_wanted else step.weight
 
     async def _attempt(self, work: Awaitable[object]) -> None:
         """An error of the product is an answer: nothing was acknowledged."""
@@ -245,6 +246,23 @@ class Life:
 
     async def _compact(self, _one: Workspace) -> None:
         await self.server.node.compact()
+
+
+#: What a life does, and which named points each can pass. New workspaces come beside them, and pass ``BIRTH``.
+STEPS = (
+    Work("put", Life._put, 6),
+    Work("checkpoint", Life._checkpoint, 4, ("checkpoint.", "capture.")),
+    Work("named", Life._named),
+    Work("sleep", Life._sleep, 4, ("hibernate.", "capture.")),
+    Work("wake", Life._wake, 4, ("wake.", "start.")),
+    Work("compact", Life._compact),
+    Work("fork", Life._fork, 2),
+    Work("delete", Life._delete),
+    Work("die", Life._die),
+    Work("rewind", Life._rewind, passes=("rewind.",)),
+    Work("promote", Life._promote, passes=("promote.",)),
+)
+BIRTH = ("create.",)
 
 
 if __name__ == "__main__":

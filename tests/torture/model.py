@@ -16,12 +16,14 @@ class Violation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One round. ``fired``: the fault happened. ``detail`` says where, so that a seed and it are enough to look again."""
+    """One round. ``fired``: the fault happened. ``detail`` says where, so that a seed and it are enough to look again. ``also``:
+    points of the same source whose faults followed in this round, each with its recovery and all invariants."""
 
     point: str
     fired: bool
     violations: tuple[str, ...] = ()
     detail: str = ""
+    also: tuple[str, ...] = ()
 
 
 def told_by(error: Exception) -> tuple[str, ...]:
@@ -56,6 +58,8 @@ class Table:
         self.rounds += 1
         self.tried[outcome.point] += 1
         self.fired[outcome.point] += outcome.fired
+        self.tried.update(outcome.also)
+        self.fired.update(outcome.also)
         self.violations += [f"round {self.rounds}, {outcome.point} ({outcome.detail}): {what}" for what in outcome.violations]
 
     @property

@@ -19,6 +19,7 @@ from tests.fakes.tiny_node import NOW, snapshot_id
 from tests.torture.machine import Proof
 from tests.torture.model import Violation
 from tests.torture.node import TortureNode, start_spec
+from tests.torture.registry import Place
 
 FOREVER = 1 << 60
 
@@ -222,10 +223,10 @@ def clear(directory: Path) -> None:
 class Stories:
     """What rounds that tell stories start with. They have no process of their own, so there is nothing to close."""
 
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
+    def __init__(self, place: Place) -> None:
+        self._scratch = place.scratch
+        self._image = place.image
+        self._random = place.random
         self._numbers = itertools.count(1)
 
     async def close(self) -> None:

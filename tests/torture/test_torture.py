@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from perdure.core.crashpoints import CrashPoint
+from perdure.core.errors import InvalidRequest
+from tests.torture import suite
+from tests.torture.life import STEPS
 from tests.torture.model import Outcome, Table
-from tests.torture.suite import USUAL, Plan, run
+from tests.torture.suite import USUAL, Plan, run, unreachable
 
 SEED = 11
 ROUNDS_OF_FILES = 40
@@ -110,5 +113,21 @@ def test_the_table_says_what_fired() -> None:
     assert table.rarest(2) == ["b", "a"]
 
 
+def test_every_named_point_of_the_product_can_be_reached() -> None:
+    assert unreachable() == []
+
+
+def test_a_named_point_that_no_round_can_reach_is_an_error_of_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "STEPS", tuple(step for step in STEPS if step.name != "rewind"))
+    assert unreachable() == [CrashPoint.REWIND_ASLEEP, CrashPoint.REWIND_RECORDED]
+
+
+async def test_a_run_refuses_to_begin_while_a_named_point_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "BIRTH", ("none.",))
+    with pytest.raises(InvalidRequest, match=r"No round can reach create\.recorded\."):
+        await run(Plan(1, SEED))
+
+
 def test_kinds_without_virtual_machines_are_the_usual_ones() -> None:
-    assert set(USUAL) == {"cuts", "full", "damage", "late", "kills"}
+    assert set(USUAL) >= {"cuts", "full", "damage", "late", "kills"}
+    assert "machines" not in USUAL
