@@ -34,6 +34,7 @@ from tests.torture.server import CTX, Server
 
 WORKSPACES_MAX = 4
 WEIGHT_OF_WANTED = 8
+NAPS = 3
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
 
@@ -244,23 +245,37 @@ class Life:
             await machine.kill()
             await self._check()
 
-    async def _compact(self, _one: Workspace) -> None:
+    async def _remove(self, one: Workspace) -> None:
+        """A snapshot that it was told of, as its owner would remove it; refused for a head and for what somebody stands on."""
+        ledger = self.server.ledger
+        own = [found.id for found in await self.server.service.snapshots(CTX, one.id) if found.id not in ledger.named]
+        if own:
+            await self.server.service.remove_snapshot(CTX, one.id, self._random.choice(own))
+        await self.server.service.upkeep.clean()
+
+    async def _compact(self, one: Workspace) -> None:
+        """What the background does some time after it fell asleep. A few sleeps leave something that is worth it."""
+        for _ in range(NAPS):
+            await self._put(one)
+            await self._sleep(one)
+        await self.server.service.upkeep.clean()
         await self.server.node.compact()
 
 
 #: What a life does, and which named points each can pass. New workspaces come beside them, and pass ``BIRTH``.
 STEPS = (
     Work("put", Life._put, 6),
-    Work("checkpoint", Life._checkpoint, 4, ("checkpoint.", "capture.")),
+    Work("checkpoint", Life._checkpoint, 4, ("checkpoint.", "capture.", "layers.")),
     Work("named", Life._named),
-    Work("sleep", Life._sleep, 4, ("hibernate.", "capture.")),
-    Work("wake", Life._wake, 4, ("wake.", "start.")),
-    Work("compact", Life._compact),
-    Work("fork", Life._fork, 2),
-    Work("delete", Life._delete),
-    Work("die", Life._die),
-    Work("rewind", Life._rewind, passes=("rewind.",)),
-    Work("promote", Life._promote, passes=("promote.",)),
+    Work("sleep", Life._sleep, 4, ("hibernate.", "capture.", "reap.")),
+    Work("wake", Life._wake, 4, ("wake.", "start.", "reap.")),
+    Work("remove", Life._remove, 1, ("reap.",)),
+    Work("compact", Life._compact, 1, ("compact.",)),
+    Work("fork", Life._fork, 2, ("fork.", "delete.")),
+    Work("delete", Life._delete, 1, ("delete.",)),
+    Work("die", Life._die, 1, ("salvage.",)),
+    Work("rewind", Life._rewind, 1, ("rewind.",)),
+    Work("promote", Life._promote, 1, ("promote.",)),
 )
 BIRTH = ("create.",)
 

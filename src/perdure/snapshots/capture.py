@@ -185,9 +185,11 @@ class MachineRun:
         if not dropped:
             return
         await machine.collapse_disk(len(self.spec.base.disks.layers) + keep_own)
+        crashpoint(CrashPoint.LAYERS_MERGED, machine.pid)
         async with self._changing:
             # A capture may have begun meanwhile; whatever lies above now, these are in the layer that was active.
             await self._record(replace(self._live, layers=tuple(name for name in self._live.layers if name not in dropped)))
+        crashpoint(CrashPoint.LAYERS_RECORDED, machine.pid)
         await asyncio.to_thread(self.store.sweep, [disk_layers.disk_file(name) for name in dropped])
 
     # ---------------------------------------------------------------------------------------------------------- memory

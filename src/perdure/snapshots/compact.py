@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.files import create_file, remove, stored_bytes
 from perdure.core.ids import SegmentId, SnapshotId
 from perdure.snapshots import layers as disk_layers
@@ -42,6 +43,7 @@ def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int
     try:
         compacted = rewrite(store.segments, index, base, victims, writer)
         writer.sync()
+        crashpoint(CrashPoint.COMPACT_WRITTEN)
         _publish(store, manifest, compacted, writer.segment_id)
     finally:
         writer.close()
@@ -65,8 +67,10 @@ def _publish(store: SnapshotStore, manifest: Manifest, index: PageIndex, segment
     fact = FileFact(f"ram.{segment}.index", len(data), disk_layers.digest_of(data))
     create_file(directory / fact.name, data, mode=0o600, disk=store.disk)
     store.disk.sync_dir(directory)
+    crashpoint(CrashPoint.COMPACT_INDEXED)
     memory = replace(manifest.memory, index=fact, segments=index.ends(), total_bytes=index.stored_bytes())
     if store.replace(manifest, replace(manifest, memory=memory)):
+        crashpoint(CrashPoint.COMPACT_REPLACED)
         remove(directory / manifest.memory.index.name, disk=store.disk)
     else:
         remove(directory / fact.name, disk=store.disk)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration
 from perdure.core.files import DISK, Disk, is_temporary, make_dir, remove, remove_tree, stored_bytes, write_file
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
@@ -303,6 +304,7 @@ class SnapshotStore:
                 freed += sum(stored_bytes(path) for path in directory.iterdir())
                 # First what makes it exist, so that no crash leaves a snapshot that is there but not whole.
                 remove(directory / MANIFEST, disk=self.disk)
+                crashpoint(CrashPoint.REAP_UNNAMED)
                 remove_tree(directory, disk=self.disk)
                 orphans |= self._drop(snapshot_id)
                 was_blind = bool(self._damaged)

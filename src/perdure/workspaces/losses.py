@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId
 from perdure.db.database import Transaction
@@ -69,7 +70,9 @@ class Losses:
         for machine in left:
             await node.stop(at.id, machine.generation, keep_overlay=True)
             disks += await self._salvage(at, machine.generation)
+        crashpoint(CrashPoint.SALVAGE_KEPT)
         record = await self._commit_loss(at, event, Change(detail=why, unused_s=idle_s), disks)
+        crashpoint(CrashPoint.SALVAGE_RECORDED)
         for machine in left:
             with suppress(StaleGeneration, NotFound):
                 await node.stop(at.id, machine.generation)
@@ -185,6 +188,7 @@ class Losses:
         async with self._store.database.transaction() as tx:
             record = await self._store.move(at, event, change, tx)
             await self._store.free(tx, at.id)
+        crashpoint(CrashPoint.DELETE_RECORDED)
         owner.live = None
         try:
             await self._tools.node(at).stop(at.id, at.generation)

@@ -22,6 +22,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import WorkspaceId
 from perdure.wire.node import Inventory, LiveMachine, Node
@@ -173,7 +174,9 @@ class Reconciler:
         """Delete what is marked: files first, then rows. Returns how many snapshots."""
         count = 0
         while doomed := await self._store.deleting(node.node_id):
+            crashpoint(CrashPoint.REAP_MARKED)
             await node.delete_snapshots(doomed)
+            crashpoint(CrashPoint.REAP_FREED)
             await self._store.forget(*doomed)
             count += len(doomed)
         return count
