@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,15 +63,19 @@ class Mover:
     bases: Bases
     _fetching: asyncio.Lock = field(default_factory=asyncio.Lock)  # two snapshots may bring the same layer
 
-    async def upload(self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = ()) -> tuple[Item, Moved]:
+    async def upload(
+        self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = (), facts: Mapping[str, Any] | None = None
+    ) -> tuple[Item, Moved]:
         """Make a complete snapshot durable in the store. Every byte is checked before it is sent, for a damaged copy is no copy.
 
-        Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it after any failure.
+        ``facts`` is what else is known of it, by name, and must be JSON: what a catalogue is made of that has lost its database
+        (``workspaces.facts``). Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it
+        after any failure.
         """
         with _held(self.store, snapshot_id) as manifest:
             sources = await asyncio.to_thread(self._sources, manifest)
-            facts = {FACT: json.loads(manifest.to_bytes())}
-            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, facts))
+            known = {**(facts or {}), FACT: json.loads(manifest.to_bytes())}
+            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, known))
 
     def _sources(self, manifest: Manifest) -> list[Source]:
         store = self.store

@@ -22,7 +22,7 @@ from perdure.snapshots.objects.keys import ScopeKeys
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile
 from perdure.snapshots.objects.packs import PackBuilder
 from perdure.snapshots.objects.remote import Remote, manifest_name, pack_name
-from perdure.wire.objects import Catalogue, Item, ItemKey, ItemState, Pack, PackId, PackState
+from perdure.wire.objects import Item, ItemKey, ItemState, Pack, PackId, PackState, Rows
 
 PACK_BYTES = 16 << 20
 _CHUNKS_AT_ONCE = 64
@@ -51,7 +51,7 @@ class Moved:
 
 
 class Uploader:
-    def __init__(self, remote: Remote, catalogue: Catalogue, *, pack_bytes: int = PACK_BYTES) -> None:
+    def __init__(self, remote: Remote, catalogue: Rows, *, pack_bytes: int = PACK_BYTES) -> None:
         self._remote = remote
         self._catalogue = catalogue
         self._pack_bytes = pack_bytes
@@ -91,7 +91,7 @@ class Uploader:
 class Packing:
     """Chunks into packs, for one attempt of one item."""
 
-    def __init__(self, remote: Remote, catalogue: Catalogue, item: Item, *, pack_bytes: int = PACK_BYTES) -> None:
+    def __init__(self, remote: Remote, catalogue: Rows, item: Item, *, pack_bytes: int = PACK_BYTES) -> None:
         self.keys = remote.keyring.of(item.key.scope)
         self.used: set[PackId] = set()
         self.moved = Moved()
