@@ -62,6 +62,17 @@ class CrashPoint(StrEnum):
     REAP_FREED = "reap.freed"  # the files are gone, the rows not yet
     SALVAGE_KEPT = "salvage.kept"  # the disk of a lost machine, if it had news, is a snapshot, its row is pending
     SALVAGE_RECORDED = "salvage.recorded"  # it is a branch, the node may still know the lost machine
+    BACKUP_BEGUN = "backup.begun"  # the place says that one was begun, nothing is held
+    BACKUP_HELD = "backup.held"  # every snapshot of an instant is held by a row, nothing is dumped
+    BACKUP_DUMPED = "backup.dumped"  # the instant is dumped, nothing is sent
+    BACKUP_IMAGE_SENT = "backup.image-sent"  # an image is in the place
+    BACKUP_SNAPSHOT_SENT = "backup.snapshot-sent"  # a snapshot is in the place
+    BACKUP_SENT = "backup.sent"  # everything is in the place but the backup's manifest
+    BACKUP_FINISHED = "backup.finished"  # the backup exists, its snapshots are still held
+    RESTORE_MARKED = "restore.marked"  # the home says that a restore into it was begun, nothing else is in it
+    RESTORE_FETCHED = "restore.fetched"  # images and snapshots are here, the database is empty
+    RESTORE_LOADED = "restore.loaded"  # the database is as it was at the backup
+    RESTORE_SETTLED = "restore.settled"  # every workspace has its new life, the home still says that the restore goes on
 
 
 class Victim(StrEnum):

@@ -7,6 +7,7 @@ ignore unknown ones. Streams are NDJSON: one event per line, with ``heartbeat`` 
 
 from __future__ import annotations
 
+from perdure.wire.public.backups import BackupEvent, BackupInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
     GENERATION_HEADER,
     HEARTBEAT_S,
@@ -103,6 +104,8 @@ __all__ = [
     "Answer",
     "AsleepAnswer",
     "AwakeAnswer",
+    "BackupEvent",
+    "BackupInfo",
     "Base64",
     "Body",
     "BuildEvent",
@@ -137,11 +140,14 @@ __all__ = [
     "KeepAwake",
     "Log",
     "LogEntry",
+    "MakeBackup",
     "NameSnapshot",
     "PrunedImages",
     "RecoverWorkspace",
+    "RecoveredInfo",
     "ReportAnswer",
     "ResizeWorkspace",
+    "RestoredInfo",
     "ResumeReport",
     "RewindWorkspace",
     "Seconds",
