@@ -28,7 +28,7 @@ from perdure.api.services import Services
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
-from perdure.core.errors import Conflict, PerdureError
+from perdure.core.errors import Conflict, PerdureError, Unavailable
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
@@ -38,6 +38,7 @@ from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
 from perdure.gateway.rules import EgressRules
+from perdure.fleet.objects import StoreCatalogue
 from perdure.gateway.selfservice import SelfService
 from perdure.images.golden import GoldenSpec
 from perdure.images.model import Image
@@ -51,8 +52,12 @@ from perdure.node.lease import LeaseKeeper
 from perdure.node.supervisor import NodeParts, NodeSupervisor
 from perdure.wire import public
 from perdure.workspaces.model import Context
+from perdure.node.secondhome import ObjectParts
 from perdure.workspaces.service import WorkspaceService
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
+from perdure.snapshots.objects.opening import open_remote
 from perdure.workspaces.store import WorkspaceStore
+from perdure.wire.node import SecondHome
 from perdure.workspaces.tools import Tools
 
 #: What ``perdure create`` takes without ``--image``; its pool is filled at the start.
@@ -196,6 +201,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
         await workspaces.start()
+            objects=await _objects(settings, clock, database),
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
         yield _ControlPlane(workspaces, images, driver, node)
@@ -206,6 +212,9 @@ async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
     if DEFAULT_IMAGE not in images.names():
         return
     image = await asyncio.to_thread(images.resolve, DEFAULT_IMAGE)
+        stack.push_async_callback(registry.release, node.node_id)  # nobody has to wait until the lease of a stopped node is over
+        if node.second_home is not None:
+            await _claim(node.second_home)
     if images.goldens(image):
         try:
             await node.warm(image.digest, image.default_size)
@@ -235,6 +244,27 @@ def _node_id(settings: Settings, clock: Clock) -> NodeId:
         files.make_dir(settings.home)
         files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
     return NodeId(path.read_text().strip())
+
+
+async def _objects(settings: Settings, clock: Clock, database: Database) -> ObjectParts | None:
+    """The object store, where one is named. Raises InvalidRequest in one sentence for a URL or an option that is none."""
+    if settings.store_url is None:
+        return None
+    keyring: Keyring = PlainKeyring()
+    if settings.store_encryption:
+        keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file))
+    remote = open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
+    row = await database.one("homes.installation")
+    assert row is not None, "a migration has made it"
+    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True), row["id"])
+
+
+async def _claim(home: SecondHome) -> None:
+    """Somebody else's store is refused at once. One that does not answer keeps nobody from waking: uploads wait for it."""
+    try:
+        await home.claim()
+    except Unavailable as error:
+        log.warning("the object store does not answer; uploads are tried again", error=error.message, hint=error.hint)
 
 
 @contextmanager

@@ -16,7 +16,16 @@ from perdure.api.services import Services
 from perdure.core import ids
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
-from perdure.core.errors import AlreadyExists, BuildFailed, Conflict, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.core.errors import (
+    AlreadyExists,
+    BuildFailed,
+    Conflict,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    Unavailable,
+)
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.wire import node, public
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
@@ -78,6 +87,7 @@ class FakeWorkspaces:
         self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
         self.lookups = 0
+        self.has_store = False
         self._count = 0
 
     def _mint(self, prefix: str) -> str:
@@ -364,6 +374,20 @@ class FakeWorkspaces:
         return after
 
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
+    async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
+        row = self.find_row(ref)
+        wanted = snapshot or row.head_snapshot_id
+        if wanted is None:
+            raise Conflict(f"Workspace {row.name!r} has no snapshot yet.")
+        if not self.has_store:
+            raise Conflict("This server has no object store.", hint="Name one by PERDURE_STORE_URL and start the server again.")
+        if deadline_s == 0:
+            raise DeadlineExceeded(f"Snapshot {wanted} is not in the object store yet; the upload goes on.")
+        one = self._own(row, wanted)
+        stored = replace(one, stored_at=MOMENT, upload=None)
+        self.history[row.id] = [stored if other.id == one.id else other for other in self.history[row.id]]
+        return stored
+
         row = self.find_row(ref)
         one = self._own(row, snapshot)
         place = self._place(row, one)

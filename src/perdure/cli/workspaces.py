@@ -31,6 +31,15 @@ class How(StrEnum):
     DISK_BOOT = "disk-boot"
 
 
+class Durable(StrEnum):
+    LOCAL = "local"
+    STORE = "store"
+
+
+DurableOption = Annotated[Durable, typer.Option("--durable", help="store: wait until the object store has the snapshot.")]
+_HOMES = {"local": "node", "store": "object store"}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for function in (create, ls, show, sleep, wake, checkpoint, fork, log, resize, recover, rm):
@@ -225,9 +234,22 @@ def _head(info: public.WorkspaceInfo, found: list[public.SnapshotPlace]) -> list
     if head is None:
         return [info.head_snapshot_id or "-"]
     lines = [f"{head.id}, {head.reason}{markup(f' ({head.name})') if head.name else ''}, {ago(head.created_at)}"]
+    lines.append(f"durable in the {_HOMES[head.durable]}{markup(upload_text(head))}")
     if head.disk_gib is not None and head.disk_gib < info.disk_gib:
         lines.append(f"its disk has {head.disk_gib} GiB; a disk boot grows it to {info.disk_gib} GiB")
     return lines
+
+
+def upload_text(one: public.SnapshotInfo) -> str:
+    """What follows where a snapshot is durable: how far its upload is, or why it failed."""
+    upload = one.upload
+    if upload is None:
+        return ""
+    if upload.state == "uploading":
+        return f"; uploading, {size(upload.read_bytes)} of about {size(upload.total_bytes)} done, {size(upload.sent_bytes)} sent"
+    if upload.state == "failed":
+        return f"; not uploaded: {upload.error} Tried again in {duration(upload.retry_s or 0)}."
+    return "; waits to be uploaded"
 
 
 def _hooks(report: public.ResumeReport | None) -> str | list[str]:
@@ -252,15 +274,16 @@ def tell_losses(workspace: Workspace) -> None:
         note(f"[yellow]{markup(workspace.name)} woke: {woke(report)}[/]")
 
 
-def sleep(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+def sleep(ctx: typer.Context, name: Name, durable: DurableOption = Durable.LOCAL, json: JsonFlag = False) -> None:
     """Hibernate a workspace now."""
     as_json = wants_json(ctx, json)
     workspace = find(name)
-    snapshot = workspace.sleep()
+    snapshot = workspace.sleep(durable=durable.value)
     if as_json:
         dump({"workspace": workspace.info, "snapshot": snapshot})
     else:
-        say(f"[bold]{markup(workspace.name)}[/] sleeps: {size(snapshot.memory_bytes + snapshot.disk_bytes)} written")
+        written = size(snapshot.memory_bytes + snapshot.disk_bytes)
+        say(f"[bold]{markup(workspace.name)}[/] sleeps: {written} written, durable in the {_HOMES[snapshot.durable]}")
 
 
 def wake(
@@ -283,11 +306,12 @@ def checkpoint(
     ctx: typer.Context,
     name: Name,
     label: Annotated[str | None, typer.Option("--name", help="A name for the snapshot.")] = None,
+    durable: DurableOption = Durable.LOCAL,
     json: JsonFlag = False,
 ) -> None:
     """Record a workspace while it runs."""
     as_json = wants_json(ctx, json)
-    snapshot = find(name).checkpoint(label)
+    snapshot = find(name).checkpoint(label, durable=durable.value)
     if as_json:
         dump(snapshot)
     else:

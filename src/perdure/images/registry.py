@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from perdure.core import files
 from perdure.core.errors import CorruptData, NotFound
-from perdure.images.model import Golden, Image
+from perdure.images.model import BESIDE, Golden, Image
 from perdure.wire.node import MachineSize
 
 FORMAT = 2
@@ -106,6 +106,19 @@ class ImageStore:
         if "/" in name or not (path / "golden.json").is_file():
             raise NotFound(f"The golden snapshot {name} of image {image.digest[:12]} is gone.", hint="Boot the disk instead.")
         return load_golden(path)
+
+    def golden_path(self, digest: str, ref: str) -> Path:
+        """Where the golden of that reference lies, or would. One that comes to a node which has made another of its name lies
+        beside that, with its base in the name of its directory."""
+        name, _, base = ref.rpartition(".")
+        folder = self.root / "blobs" / digest / "golden"
+        beside = folder / f"{name}{BESIDE}{base}"
+        if (beside / "golden.json").is_file():
+            return beside
+        try:
+            return folder / name if load_golden(folder / name).ref == ref else beside
+        except (CorruptData, FileNotFoundError):
+            return folder / name
 
     def sizes(self, image: Image) -> ImageSizes:
         return ImageSizes(

@@ -11,7 +11,7 @@ from perdure.core.errors import CorruptSnapshot
 from perdure.images.golden import GoldenSpec, ensure_golden, golden_parts
 from perdure.images.model import Golden, Image
 from perdure.images.modern import bootable
-from perdure.images.registry import ImageStore
+from perdure.images.registry import ImageStore, load_golden
 from perdure.machines.driver import Accelerator, LaunchSpec, Limits, MachineDriver, Ram, VmmIdentity
 from perdure.machines.fingerprint import fingerprint
 from perdure.snapshots.capture import Base
@@ -121,6 +121,17 @@ class Goldens:
         return [key for key in self._by_key if key[0] == digest]
 
     def _ram(self, path: Path) -> BaseRam:
+    def ram_of(self, ref: BaseRef) -> BaseRam:
+        """The RAM of a golden on this node, for who moves snapshots on it. Raises NotFound or CorruptSnapshot when it is gone."""
+        assert ref.golden is not None, "memory without a golden has a base of its own"
+        path = self.images.golden_path(ref.image, ref.golden)
+        if not (path / "golden.json").is_file():
+            raise CorruptSnapshot(
+                f"The golden snapshot {ref.golden} of image {ref.image[:12]}, which this snapshot lies on, is gone.",
+                file=f"images/blobs/{ref.image}/golden/{path.name}/golden.json",
+            )
+        return self._ram(load_golden(path).ram)
+
         """One mapping of each base in this process."""
         ram = self._rams.get(path)
         if ram is None:

@@ -22,6 +22,7 @@ from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
+from perdure.images.moving import ImageMover
 from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
 from perdure.machines.driver import Accelerator, Machine, MachineDriver, MachineState
@@ -31,10 +32,13 @@ from perdure.node.compaction import Compaction
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
+from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
 from perdure.node.starting import PoolKey, Starter
 from perdure.node.verifying import Verification
 from perdure.snapshots.manifest import Manifest
 from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.upload import Uploader
 from perdure.snapshots.store import SnapshotStore, is_alive
 from perdure.snapshots.weight import weigh
 from perdure.wire.node import (
@@ -42,6 +46,7 @@ from perdure.wire.node import (
     CaptureSpec,
     Checking,
     FromSnapshot,
+    FromGolden,
     Guest,
     Identity,
     Inventory,
@@ -51,6 +56,7 @@ from perdure.wire.node import (
     NodeEventKind,
     NodeUsage,
     SnapshotFacts,
+    SecondHome,
     StartReport,
     StartSpec,
     StoredSizes,
@@ -73,6 +79,7 @@ class NodeParts:
     egress: EgressGateway
     selfservice: SelfService
 
+    objects: ObjectParts | None = None
     @property
     def run_root(self) -> Path:
         return self.settings.machines_dir
@@ -93,6 +100,8 @@ class NodeSupervisor:
         self._compaction = Compaction(self._store, self._base_of)
         self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._residents: dict[WorkspaceId, Resident] = {}
+        self._starts = Starts()
+        self.second_home: SecondHome | None = None if parts.objects is None else self._second_home(parts.objects)
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False
         self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
@@ -165,7 +174,17 @@ class NodeSupervisor:
         if workspace_id in self._starting:
             raise Conflict(f"Workspace {workspace_id} is being started already.")
         self._starting[workspace_id] = None
+    def _second_home(self, parts: ObjectParts) -> NodeSecondHome:
+        def images(uploader: Uploader, downloader: Downloader) -> ImageMover:
+            return ImageMover(self._parts.images, uploader, downloader)
+
+        return NodeSecondHome(parts, self._store, images, self._goldens.ram_of, self._starts)
+
         try:
+        with self._starts.one(None if isinstance(spec.source, FromGolden) else spec.source.snapshot_id):
+            return await self._start(spec)
+
+    async def _start(self, spec: StartSpec) -> StartReport:
             if isinstance(spec.source, FromSnapshot):
                 await self._compaction.out_of_the_way(spec.source.snapshot_id)
             origin = await self._origin(spec.image, spec.size)

@@ -31,6 +31,8 @@ KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
 RETRIES = 4
+#: No call waits longer than this for an upload; who has more patience asks again.
+PUSH_WAIT_S = 30.0
 #: How often a stream that broke is taken up again before the caller is told; with ``delay_s`` that is about half a minute.
 RECONNECTS = 20
 CHUNK_BYTES = 256 * 1024

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, NotFound, PerdureError
 from perdure.core.ids import SnapshotId
 from perdure.wire.node import Checking, Damage, Node, Verdict
+from perdure.workspaces.homes import Homes
 from perdure.workspaces.model import Snapshot, Verified, Verifying, WorkspaceState
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.tools import Tools
@@ -37,6 +38,7 @@ class Integrity:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._store = tools.store
+        self._homes = Homes(tools)
         self._failures: dict[tuple[str, int, SnapshotId], PerdureError] = {}
 
     # ------------------------------------------------------------------------------------------------------ what is whole
@@ -63,11 +65,15 @@ class Integrity:
         return own, Ancestor(None, damaged)
 
     async def check(self, at: Record, snapshot_id: SnapshotId) -> None:
-        """Raises CorruptSnapshot, with what to do, unless every byte of a snapshot is as it was written."""
+        """Have a snapshot on the node of which every byte is as it was written, from the object store if it must be. Raises
+        CorruptSnapshot with what to do."""
         try:
             await self._tools.node(at).snapshot(snapshot_id)
         except (CorruptData, NotFound) as error:
-            raise await self.offer(at, snapshot_id, error) from error
+            try:
+                await self._homes.mend(at, snapshot_id, error)
+            except (CorruptData, NotFound) as damage:
+                raise await self.offer(at, snapshot_id, damage) from error
 
     # ----------------------------------------------------------------------------------------------------------- to do
 

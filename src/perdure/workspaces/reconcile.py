@@ -8,7 +8,7 @@ into. What it makes of each:
     hibernating, snapshot complete   hibernated at it
     hibernating, machine answers     running again
     running, hibernating, waking     hibernated at its last complete snapshot; the newer disk becomes a lost branch
-    hibernated, head not on the node failed, with exits
+    hibernated, head not on the node failed, with exits; one that the object store has is fetched by its wake
     machine of no workspace,
     or of another generation         stopped; its newer disk is kept if the workspace exists
     snapshot files without a row     removed
@@ -78,7 +78,7 @@ class Reconciler:
             owned = self._awake_generation(standing.id) == standing.generation
             return standing.state is not WorkspaceState.RUNNING or not owned or len(machines) != 1 or not runs
         whole = {facts.snapshot_id for facts in inventory.snapshots}
-        return bool(machines) or (standing.head is not None and standing.head not in whole)
+        return bool(machines) or (standing.head is not None and standing.head not in whole and not standing.is_stored)
 
     async def _visit(self, owner: Owner) -> None:
         at = await self._store.by_id(owner.id)
@@ -147,7 +147,7 @@ class Reconciler:
         head = at.workspace.head_snapshot_id
         if at.state is not WorkspaceState.HIBERNATED or head is None:
             return at
-        if any(facts.snapshot_id == head for facts in inventory.snapshots):
+        if any(facts.snapshot_id == head for facts in inventory.snapshots) or await self._store.is_stored(at, head):
             return at
         detail = f"Files of its last snapshot {head} are missing or cannot be read on its node."
         return await self._store.move(at, Event.FILES_MISSING, Change(detail=detail))
@@ -163,8 +163,9 @@ class Reconciler:
     async def _snapshots(self, node: Node) -> None:
         """Rows and files agree again. A pending row whose workspace has an operation in flight is left to it."""
         inventory = await node.inventory()
-        rows = {row.id: row for row in await self._store.on_node(node.node_id)}  # after the files: a new file has a row by now
-        strangers = tuple(facts.snapshot_id for facts in inventory.snapshots if facts.snapshot_id not in rows)
+        here = [facts.snapshot_id for facts in inventory.snapshots]
+        known = await self._store.known(here)  # after the files: a new file has a row by now
+        strangers = tuple(snapshot_id for snapshot_id in here if snapshot_id not in known)
         if strangers:
             _log.info("removing %d snapshots that no row names", len(strangers))
             await node.delete_snapshots(strangers)

@@ -76,6 +76,7 @@ class Standing:
     generation: int
     head: SnapshotId | None
     has_unfinished: bool  # a snapshot of it is pending
+    is_stored: bool  # the object store has its head
 
 
 class SnapshotState(StrEnum):
@@ -214,6 +215,7 @@ class WorkspaceStore:
                 row["generation"],
                 SnapshotId(row["head_snapshot_id"]) if row["head_snapshot_id"] else None,
                 row["has_unfinished"],
+                row["is_stored"],
             )
             for row in found
         ]
@@ -322,6 +324,15 @@ class WorkspaceStore:
             )
             for row in found
         ]
+
+    async def known(self, snapshot_ids: list[SnapshotId]) -> set[SnapshotId]:
+        """Those of which there is a row, of whatever node: what a node has fetched may be on record as another's."""
+        return {SnapshotId(row["id"]) for row in await self.database.all("homes.known", ids=snapshot_ids)}
+
+    async def is_stored(self, at: Record, snapshot_id: SnapshotId) -> bool:
+        """Whether the object store has a snapshot of this tenant."""
+        scope = at.workspace.tenant_id
+        return await self.database.one("homes.is_stored", scope=scope, name=snapshot_id) is not None
 
     async def retain(self, tx: Transaction, workspace_id: WorkspaceId, default: int, spare: SnapshotId | None = None) -> int:
         """Mark what retention no longer keeps, except ``spare``, which is about to become the head; returns how many."""

@@ -25,10 +25,12 @@ from perdure.workspaces.observe import as_used, observe
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
+from perdure.workspaces.room import Room
 from perdure.workspaces.rows import Record
 from perdure.workspaces.shutdown import Shutdown, StopOrder
 from perdure.workspaces.store import Change
 from perdure.workspaces.tools import Tools
+from perdure.workspaces.uploads import Uploads
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class Upkeep:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
+        self.uploads = Uploads(tools, self._node, self._stored)
+        self.room = Room(tools, self._node, self.owner)
         self._is_closing = False
 
     # ---------------------------------------------------------------------------------------------------------------- life
@@ -66,13 +70,25 @@ class Upkeep:
                 asyncio.create_task(self._every(RECONCILE_S, self.reconcile, None), name="reconcile"),
                 asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
             ]
+            self._loops += self._store_loops()
             self.clean_soon()
+
+    def _store_loops(self) -> list[asyncio.Task[None]]:
+        """What happens where there is an object store."""
+        if self._node.second_home is None:
+            return []
+        loops = [asyncio.create_task(self.uploads.run(), name="uploads")]
+        if self._tools.settings.store_collect_s > 0:
+            every = self._every(self._tools.settings.store_collect_s, self.room.collect, None)
+            loops.append(asyncio.create_task(every, name="collect"))
+        return loops
 
     async def shutdown(self, order: StopOrder) -> StopReport:
         """Put everything to sleep, then stop; see ``Shutdown``."""
         self._is_closing = True
         timers, events = self._loops[1:], self._loops[:1]
         await _cancel(timers)
+        await self.uploads.close()
         stop = Shutdown(self._tools, self.operations, self.reconciler, self._owners.values, order)
         report = await stop.run(lambda: _logged(self.reconcile()))
         if not order.now.is_set():
@@ -213,7 +229,13 @@ class Upkeep:
         await self.reconciler.node(self._node)
 
     def clean_soon(self) -> None:
+        """Something was captured, or may have become unwanted."""
         self._dirty.set()
+        self.uploads.soon()
+
+    def _stored(self, workspace_id: WorkspaceId) -> None:
+        if self._tools.settings.store_local_copies == "drop":
+            self._dirty.set()
 
     async def clean(self) -> None:
         """Delete expired lost branches and every snapshot that retention keeps no longer."""
@@ -227,6 +249,8 @@ class Upkeep:
             if not owner.is_busy:  # what it is at may be about to need one of them; the next pass comes
                 await owner.run(partial(self._retain, workspace_id), urgent=True)
         await self.reconciler.reap(self._node)
+        if self._tools.settings.store_local_copies == "drop":
+            await self.room.evict()
 
     async def _retain(self, workspace_id: WorkspaceId) -> None:
         async with self._store.database.transaction() as tx:

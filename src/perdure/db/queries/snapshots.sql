@@ -21,11 +21,14 @@ returning *;
 
 -- name: of_workspace
 -- Complete ones, oldest first.
-select * from snapshots where workspace_id = %(workspace_id)s and state = 'complete' order by created_at, id;
+select s.*, i.durable_at as stored_at
+from snapshots s left join store_items i on i.scope = s.tenant_id and i.name = s.id and i.state = 'durable'
+where s.workspace_id = %(workspace_id)s and s.state = 'complete' order by s.created_at, s.id;
 
 -- name: by_ref
 -- One that a workspace may start or fork from, by id or name: its own, or the one it was forked from.
-select s.* from snapshots s
+select s.*, i.durable_at as stored_at
+from snapshots s left join store_items i on i.scope = s.tenant_id and i.name = s.id and i.state = 'durable'
 where s.state = 'complete' and s.tenant_id = %(tenant_id)s
   and ((s.workspace_id = %(workspace_id)s and (s.id = %(ref)s or s.name = %(ref)s))
        or (s.id = %(ref)s and exists (select 1 from workspaces w where w.id = %(workspace_id)s

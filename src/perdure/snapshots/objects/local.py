@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot
 from perdure.core.files import create_file, remove
 from perdure.core.ids import SnapshotId
@@ -48,9 +49,10 @@ def snapshot_key(manifest: Manifest) -> ItemKey:
 
 
 def image_key(base: BaseRef) -> ItemKey:
-    """An image by its content: what ``base`` names is made once."""
+    """An image by its content: what ``base`` names is made once. The image's digest is in the name, so that rows can say which
+    images somebody uses."""
     named = "\0".join((base.image, base.golden or ""))
-    return ItemKey(IMAGES, f"img-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
+    return ItemKey(IMAGES, f"img-{base.image}-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,21 @@ class Mover:
         with _pinned(self.store, pins):
             try:
                 manifest = await self._bring(item, told, writer)
+                crashpoint(CrashPoint.FETCH_WRITTEN)
                 await asyncio.to_thread(self.store.publish, manifest)
             except BaseException:
                 self.store.discard(told.snapshot_id)
                 raise
             finally:
                 writer.close()
+        crashpoint(CrashPoint.FETCH_PUBLISHED)
         return manifest.facts()
 
     async def _bring(self, item: StoredItem, told: Manifest, writer: SegmentWriter) -> Manifest:
         store = self.store
+        crashpoint(CrashPoint.FETCH_BEGUN)
         layers = tuple([await self._layer(item, layer) for layer in told.layers])
+        crashpoint(CrashPoint.FETCH_LAYERS)
         directory = await asyncio.to_thread(store.make_snapshot_dir, told.snapshot_id)
         memory = told.memory
         if memory is not None:
@@ -146,8 +152,9 @@ class Mover:
         return fact
 
     def _has_layer(self, told: DiskFact, path: Path) -> bool:
-        """Whether the layer is here. What is only debris of its name is removed."""
-        if self.store.is_frozen(told.disk_id):
+        """Whether the layer is here. What is only debris of its name is removed; one that snapshots here name is not read again,
+        but it must be there."""
+        if self.store.is_frozen(told.disk_id) and _size(path) == told.size:
             return True
         if not path.exists():
             return False
@@ -245,6 +252,13 @@ def _batches(segments: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[
         order = np.argsort(pages)
         yield pages[order], np.concatenate([part for _, part in parts])[order]
         low = high
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _differs(item: StoredItem, name: str) -> CorruptSnapshot:
