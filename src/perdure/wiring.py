@@ -20,11 +20,14 @@ from typing import Any
 
 import structlog
 
+from perdure import saving
 from perdure.api.guest import create_guest_app
 from perdure.api.handles import PURPOSE, Handles
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
+from perdure.backup.restore import check_finished
+from perdure.backup.service import BackupService
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
@@ -35,10 +38,10 @@ from perdure.db.embedded import EmbeddedPostgres
 from perdure.db.keeper import DatabaseKeeper
 from perdure.ending import Ending
 from perdure.fleet.nodes import NodeRegistry
+from perdure.fleet.objects import StoreCatalogue
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
 from perdure.gateway.rules import EgressRules
-from perdure.fleet.objects import StoreCatalogue
 from perdure.gateway.selfservice import SelfService
 from perdure.images.golden import GoldenSpec
 from perdure.images.model import Image
@@ -49,15 +52,15 @@ from perdure.machines.qemu import QemuConfig, QemuDriver
 from perdure.node import accelerator
 from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
-from perdure.node.supervisor import NodeParts, NodeSupervisor
-from perdure.wire import public
-from perdure.workspaces.model import Context
 from perdure.node.secondhome import ObjectParts
-from perdure.workspaces.service import WorkspaceService
+from perdure.node.supervisor import NodeParts, NodeSupervisor
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.opening import open_remote
-from perdure.workspaces.store import WorkspaceStore
+from perdure.wire import public
 from perdure.wire.node import SecondHome
+from perdure.workspaces.model import Context
+from perdure.workspaces.service import WorkspaceService
+from perdure.workspaces.store import WorkspaceStore
 from perdure.workspaces.tools import Tools
 
 #: What ``perdure create`` takes without ``--image``; its pool is filled at the start.
@@ -74,6 +77,7 @@ def serve(settings: Settings) -> int:
     logs.configure(settings)
     crashpoints.arm(settings.crash_file)
     with _locked(settings):
+        check_finished(settings.home)
         return asyncio.run(_serve(settings))
 
 
@@ -87,6 +91,19 @@ async def build_image(settings: Settings, spec: public.BuildImage, show: Callabl
 
     service = ImageService(images, _golden_maker(settings, images, driver), nobody)
     return await service.build_to(spec, lambda progress: show(as_event(progress)))
+
+
+def back_up(settings: Settings, spec: public.MakeBackup, show: saving.Show) -> public.BackupInfo:
+    """``perdure backup`` of a home in which no server runs."""
+    with _locked(settings):
+        return asyncio.run(saving.back_up(settings, spec, show))
+
+
+def restore(settings: Settings, place: str, backup_id: str | None, show: saving.Show) -> public.RestoredInfo:
+    """``perdure restore`` into a home that is empty, or into which the same restore was interrupted."""
+    crashpoints.arm(settings.crash_file)
+    with _locked(settings):
+        return asyncio.run(saving.restore(settings, place, backup_id, show, lambda: _node_id(settings, SystemClock())))
 
 
 async def doctor(settings: Settings) -> public.DoctorReport:
@@ -127,6 +144,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         services = Services(
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
+            backups=_ApiBackups(control.backups),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             authenticate=single_key(key),
             settings=settings,
@@ -164,6 +182,7 @@ async def _connected(stack: AsyncExitStack, url: str) -> Database:
 class _ControlPlane:
     workspaces: WorkspaceService
     images: ImageService
+    backups: BackupService
     driver: QemuDriver
     node: NodeSupervisor
 
@@ -182,6 +201,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             driver=driver,
             accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
             images=image_store,
+            objects=await _objects(settings, clock, database),
             egress=EgressGateway(Dialer(EgressRules.parse(settings.egress_private_allow)), audit=_audit),
             selfservice=SelfService(guest_app, report=_report_defect),
         )
@@ -192,6 +212,9 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     async with AsyncExitStack() as stack:
         registry = NodeRegistry(database, lease_s=settings.lease_s)
         await registry.register(node.node_id)
+        stack.push_async_callback(registry.release, node.node_id)  # nobody has to wait until the lease of a stopped node is over
+        if node.second_home is not None:
+            await _claim(node.second_home)
         await node.open()
         stack.push_async_callback(node.close)
         lease = LeaseKeeper(registry, node.node_id, clock, settings.freeze_s, node.pids, node.lease_changed)
@@ -200,11 +223,19 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         workspaces = WorkspaceService(tools)
         handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
+        backups = saving.backup_service(
+            settings,
+            clock,
+            database,
+            node.snapshot_store,
+            image_store,
+            None if node.second_home is None else node.second_home.fetch,
+        )
+        await backups.start()
         await workspaces.start()
-            objects=await _objects(settings, clock, database),
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, driver, node)
+        yield _ControlPlane(workspaces, images, backups, driver, node)
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
@@ -212,9 +243,6 @@ async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
     if DEFAULT_IMAGE not in images.names():
         return
     image = await asyncio.to_thread(images.resolve, DEFAULT_IMAGE)
-        stack.push_async_callback(registry.release, node.node_id)  # nobody has to wait until the lease of a stopped node is over
-        if node.second_home is not None:
-            await _claim(node.second_home)
     if images.goldens(image):
         try:
             await node.warm(image.digest, image.default_size)
@@ -223,27 +251,6 @@ async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts
-
-
-def _driver(settings: Settings) -> QemuDriver:
-    return QemuDriver(QemuConfig(qemu=settings.qemu, data_dir=settings.qemu_data, jail=settings.jail))
-
-
-def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:
-    async def make(image: Image, progress: ProgressSink = silent) -> GoldenSpec:
-        verdict = await accelerator.choose(settings, driver, images)
-        return GoldenSpec(image, image.default_size, images, driver, verdict.accelerator, settings.machines_dir, progress)
-
-    return make
-
-
-def _node_id(settings: Settings, clock: Clock) -> NodeId:
-    """This node's id, made at first start and kept in the home."""
-    path = settings.home / "node.id"
-    if not path.is_file():
-        files.make_dir(settings.home)
-        files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
-    return NodeId(path.read_text().strip())
 
 
 async def _objects(settings: Settings, clock: Clock, database: Database) -> ObjectParts | None:
@@ -265,6 +272,27 @@ async def _claim(home: SecondHome) -> None:
         await home.claim()
     except Unavailable as error:
         log.warning("the object store does not answer; uploads are tried again", error=error.message, hint=error.hint)
+
+
+def _driver(settings: Settings) -> QemuDriver:
+    return QemuDriver(QemuConfig(qemu=settings.qemu, data_dir=settings.qemu_data, jail=settings.jail))
+
+
+def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:
+    async def make(image: Image, progress: ProgressSink = silent) -> GoldenSpec:
+        verdict = await accelerator.choose(settings, driver, images)
+        return GoldenSpec(image, image.default_size, images, driver, verdict.accelerator, settings.machines_dir, progress)
+
+    return make
+
+
+def _node_id(settings: Settings, clock: Clock) -> NodeId:
+    """This node's id, made at first start and kept in the home."""
+    path = settings.home / "node.id"
+    if not path.is_file():
+        files.make_dir(settings.home)
+        files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
+    return NodeId(path.read_text().strip())
 
 
 @contextmanager
@@ -320,6 +348,16 @@ class _Catalog:
 
     async def find(self, ref: str) -> Image:
         return await self._images.find_one(ref)
+
+
+class _ApiBackups:
+    """``BackupService`` as the API sees it. A backup is the operator's, so the caller's tenant does not matter yet."""
+
+    def __init__(self, backups: BackupService) -> None:
+        self._backups = backups
+
+    def make(self, _ctx: Context, spec: public.MakeBackup) -> AsyncIterator[public.BackupEvent]:
+        return self._backups.make(spec)
 
 
 class _ApiImages:

@@ -50,6 +50,7 @@ from perdure.workspaces.model import (
     WorkspaceKind,
     WorkspaceState,
 )
+from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
@@ -86,8 +87,8 @@ class FakeWorkspaces:
         self.refuse: PerdureError | None = None  # raised by the next create
         self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
-        self.lookups = 0
         self.has_store = False
+        self.lookups = 0
         self._count = 0
 
     def _mint(self, prefix: str) -> str:
@@ -373,7 +374,6 @@ class FakeWorkspaces:
         self._note(row, "snapshot-named", snapshot_id=after.id, name=name, was=before.name)
         return after
 
-    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
     async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
         row = self.find_row(ref)
         wanted = snapshot or row.head_snapshot_id
@@ -388,6 +388,7 @@ class FakeWorkspaces:
         self.history[row.id] = [stored if other.id == one.id else other for other in self.history[row.id]]
         return stored
 
+    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
         row = self.find_row(ref)
         one = self._own(row, snapshot)
         place = self._place(row, one)
@@ -478,4 +479,4 @@ async def _doctor() -> public.DoctorReport:
 def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
     """Services whose key is ``KEY``."""
     workspaces = FakeWorkspaces()
-    return Services(workspaces, FakeImages(), _doctor, single_key(KEY), settings, SystemClock()), workspaces
+    return Services(workspaces, FakeImages(), FakeBackups(), _doctor, single_key(KEY), settings, SystemClock()), workspaces

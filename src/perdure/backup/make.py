@@ -18,7 +18,7 @@ import base64
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from perdure.core import files
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import CorruptSnapshot, NoSpace, NotFound, Unavailable
-from perdure.core.ids import DEFAULT_TENANT, SnapshotId
+from perdure.core.ids import DEFAULT_TENANT, SnapshotId, TenantId
 from perdure.core.keys import derive
 from perdure.db import dump as database_dump
 from perdure.db import migrations
@@ -48,6 +48,8 @@ from perdure.workspaces.facts import facts_of
 
 #: Instants that are tried when snapshots go while they are being held; each takes milliseconds.
 INSTANTS_MAX = 10
+#: How often a snapshot is brought to this node that leaves it again.
+BRINGS_MAX = 3
 KEY_MARK = "backup key-mark"
 
 
@@ -66,9 +68,13 @@ class Progress:
 Told = Callable[[Progress], None]
 
 
+#: Has a snapshot's files on this node, wherever else they are.
+Bring = Callable[[SnapshotId, TenantId], Awaitable[object]]
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The installation that is backed up. ``bring`` has a snapshot's files on this node, from wherever they are."""
+    """The installation that is backed up."""
 
     release: str
     database: Database
@@ -80,7 +86,7 @@ class Origin:
     master: bytes | None
     keys_dir: Path
     sealed: bool = False
-    bring: Callable[[SnapshotId], Awaitable[object]] | None = None
+    bring: Bring | None = None
 
     def keyring(self) -> Keyring:
         if not self.sealed:
@@ -191,20 +197,17 @@ async def _hold(run: _Run, path: Path) -> _Instant:
 
 async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> BackupRecord:
     origin = run.origin
-    manifests = [await _local(origin, SnapshotId(row["id"])) for row in instant.snapshots]
-    bases = _bases(manifests, (row["image"] for row in instant.workspaces), origin.images)
-    images = []
-    for done, base in enumerate(bases):
-        run.tell("images", base.image[:12], done, len(bases))
-        images.append(_stored(await _image(run, base)))
-        crashpoint(CrashPoint.BACKUP_IMAGE_SENT)
+    images: dict[BaseRef, StoredItem] = {}
+    for row in instant.workspaces:  # one without a snapshot begins from its image
+        if await asyncio.to_thread(_is_here, origin.images, row["image"]):
+            await _image(run, BaseRef(row["image"], None), images)
     mover = Mover(origin.store, _Counting(run), run.tools.downloader, lambda base: ram_of(origin.images, base))
     snapshots = []
-    for done, manifest in enumerate(manifests):
-        run.tell("snapshots", manifest.snapshot_id, done, len(manifests))
-        snapshots.append(_stored(await _snapshot(run, mover, manifest)))
+    for done, row in enumerate(instant.snapshots):
+        run.tell("snapshots", row["id"], done, len(instant.snapshots))
+        snapshots.append(_stored(await _snapshot(run, mover, row, images)))
         crashpoint(CrashPoint.BACKUP_SNAPSHOT_SENT)
-    run.tell("snapshots", "", len(manifests), len(manifests))
+    run.tell("snapshots", "", len(snapshots), len(snapshots))
     key = ItemKey(Scope(DEFAULT_TENANT), f"database-{run.id}")
     dumped, _ = await _Counting(run).upload(Contents(key, [file_source("database.dump", instant.path)]))
     run.tell("database", "", 1, 1)
@@ -215,9 +218,9 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
         schema=instant.schema,
         postgres=instant.major,
         dump=_stored(dumped),
-        images=tuple(images),
+        images=tuple(images.values()),
         snapshots=tuple(snapshots),
-        names=await asyncio.to_thread(_names, origin.images, {base.image for base in bases}),
+        names=await asyncio.to_thread(_names, origin.images, {base.image for base in images}),
         workspaces=len(instant.workspaces),
         sealed=origin.sealed,
         key_mark=None if origin.master is None else key_mark(origin.master),
@@ -226,12 +229,16 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
     )
 
 
-async def _image(run: _Run, base: BaseRef) -> Item:
-    """One that is there, whole, from an earlier backup is not even read here: what it is called is made once."""
+async def _image(run: _Run, base: BaseRef, images: dict[BaseRef, StoredItem]) -> None:
+    """Once in a backup. One that is there, whole, from an earlier backup is not even read: what it is called is made once."""
+    if base in images:
+        return
+    run.tell("images", base.image[:12], len(images), len(images) + 1)
     item = await _kept(run, image_key(base))
     if item is None:
         item, _ = await ImageMover(run.origin.images, _Counting(run), run.tools.downloader).upload(base)
-    return item
+    images[base] = _stored(item)
+    crashpoint(CrashPoint.BACKUP_IMAGE_SENT)
 
 
 async def _kept(run: _Run, key: ItemKey) -> Item | None:
@@ -241,13 +248,24 @@ async def _kept(run: _Run, key: ItemKey) -> Item | None:
     return None
 
 
-async def _snapshot(run: _Run, mover: Mover, manifest: Manifest) -> Item:
-    """The same of a snapshot, which never changes."""
-    item = await _kept(run, snapshot_key(manifest))
-    if item is None:
+async def _snapshot(run: _Run, mover: Mover, row: Mapping[str, Any], images: dict[BaseRef, StoredItem]) -> Item:
+    """A snapshot and what it lies on. It never changes, so one that is there, whole, from an earlier backup is not read."""
+    for attempt in range(1, BRINGS_MAX + 1):
+        manifest = await _local(run.origin, SnapshotId(row["id"]), TenantId(row["tenant_id"]))
+        for base in _bases(manifest):
+            await _image(run, base, images)
+        item = await _kept(run, snapshot_key(manifest))
+        if item is not None:
+            return item
         facts = await facts_of(run.origin.database, manifest.snapshot_id)
-        item, _ = await mover.upload(manifest.snapshot_id, (), facts)
-    return item
+        try:
+            item, _ = await mover.upload(manifest.snapshot_id, (), facts)
+        except NotFound:  # its files have left the node again, for a store has them
+            if attempt == BRINGS_MAX:
+                raise
+        else:
+            return item
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 class _Counting(Uploader):
@@ -263,7 +281,7 @@ class _Counting(Uploader):
         return item, moved
 
 
-async def _local(origin: Origin, snapshot_id: SnapshotId) -> Manifest:
+async def _local(origin: Origin, snapshot_id: SnapshotId, tenant_id: TenantId) -> Manifest:
     """A snapshot that has its files on this node. Raises CorruptSnapshot, or NotFound when nobody has them."""
     try:
         return origin.store.manifest(snapshot_id)
@@ -271,22 +289,17 @@ async def _local(origin: Origin, snapshot_id: SnapshotId) -> Manifest:
         if origin.bring is None:
             raise CorruptSnapshot(
                 f"The files of snapshot {snapshot_id} are missing from this node.",
-                hint="See 'perdure snapshot verify --all'; a backup of all but this one needs it removed (perdure snapshot rm).",
+                hint="See 'perdure snapshot verify --all'; without this one ('perdure snapshot rm') the rest can be backed up.",
             ) from None
-    await origin.bring(snapshot_id)
+    await origin.bring(snapshot_id, tenant_id)
     return origin.store.manifest(snapshot_id)
 
 
-def _bases(manifests: Iterable[Manifest], digests: Iterable[str], images: ImageStore) -> list[BaseRef]:
-    """Every image and golden that snapshots lie on, and images of workspaces that have no snapshot yet."""
-    found: dict[BaseRef, None] = {}
-    for manifest in manifests:
-        for base in (manifest.disk_base, None if manifest.memory is None else manifest.memory.base):
-            if base is not None:
-                found[BaseRef(base.image, base.golden)] = None
-    covered = {base.image for base in found}
-    found |= {BaseRef(digest, None): None for digest in digests if digest not in covered and _is_here(images, digest)}
-    return list(found)
+def _bases(manifest: Manifest) -> Iterator[BaseRef]:
+    """Image and goldens that a snapshot lies on. A private base is part of the snapshot."""
+    for base in (manifest.disk_base, None if manifest.memory is None else manifest.memory.base):
+        if base is not None:
+            yield BaseRef(base.image, base.golden)
 
 
 def _is_here(images: ImageStore, digest: str) -> bool:

@@ -129,6 +129,11 @@ class NodeSupervisor:
         await asyncio.gather(*self._streams, return_exceptions=True)
         await asyncio.to_thread(self._store.close)
 
+    @property
+    def snapshot_store(self) -> SnapshotStore:
+        """What is complete here, for a backup to read."""
+        return self._store
+
     async def warm(self, image: str, size: MachineSize) -> None:
         """Fill the pool for what will probably be asked next."""
         self._pool.refill((await self._origin(image, size)).key)

@@ -358,6 +358,14 @@ def verify_event(line: bytes) -> public.VerifyEvent:
     return event
 
 
+def backup_event(line: bytes) -> public.BackupEvent:
+    """One line of a backup's stream; raises the error that ended it."""
+    event = public.BackupEvent.model_validate_json(line)
+    if event.type == "error":
+        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+    return event
+
+
 def image_event(line: bytes) -> public.BuildEvent:
     """One line of a build's stream; raises the error that ended it."""
     event = public.BuildEvent.model_validate_json(line)
