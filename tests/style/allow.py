@@ -35,7 +35,7 @@ ALLOW: dict[str, dict[str, str]] = {
     "wall-clock": {
         "src/perdure/images/build.py": "when an image was built, for people; nothing decides on it",
         "src/perdure/images/golden.py": "when a golden snapshot was made, for people; nothing decides on it",
-        "src/perdure/snapshots/capture.py::_now_ms": "for ids only, which sort by creation",
+        "src/perdure/snapshots/capture.py::now_ms": "for ids only, which sort by creation",
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
         "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
         "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",

@@ -27,6 +27,7 @@ _FILES = {
     "devices": "snapshots/*/devices.state",
     "segment": "segments/*.pages",
     "layer": "disks/*.qcow2",
+    "base": "bases/*.ram",
     "live": "live/*.json",
 }
 
@@ -37,7 +38,7 @@ class Damage(Stories):
     points = (
         *(f"flip.{kind}" for kind in _FILES),
         *(f"cut.{kind}" for kind in _FILES),
-        *(f"gone.{kind}" for kind in ("index", "devices", "segment", "layer")),
+        *(f"gone.{kind}" for kind in ("index", "devices", "segment", "base", "layer")),
     )
 
     async def round(self, point: str) -> Outcome:
@@ -80,6 +81,8 @@ class Damage(Stories):
             return "removed"
         if how == "cut":
             del data[at:]
+            await story.rebase(await story.create())
+            await story.create()
             victim.write_bytes(data)
             return f"cut to {at} bytes"
         bit = self._random.randrange(8)
@@ -89,6 +92,7 @@ class Damage(Stories):
 
     async def _check(self, home: Path, told: dict[SnapshotId, int], victim: Path) -> None:
         """What lies on the damaged file is refused by its name or is whole; all else wakes. Nothing is removed for the damage."""
+        victim.chmod(0o600)  # bases are for reading only
         node = TortureNode(home, self._image, disk=QuickDisk())
         damaged = node.store.open().damaged
         name = str(victim.relative_to(node.store.root))
@@ -118,12 +122,13 @@ class Damage(Stories):
 
     @staticmethod
     async def _refused_or_whole(node: TortureNode, snapshot: SnapshotId, value: int, victim: Path) -> None:
-        """A wake reads all of the memory but only the heads of disk layers; what it lets pass of the former must be whole."""
+        """A wake reads all pages that it writes, but of bases the size and of disk layers the heads; what it lets pass of the
+        former must be whole."""
         try:
             proof = await node.prove_snapshot(snapshot)
         except PerdureError:
             return
-        if victim.suffix != ".qcow2":
+        if victim.suffix not in {".qcow2", ".ram"}:
             check(proof, value, f"{snapshot}, which lies on {victim.name}")
 
 

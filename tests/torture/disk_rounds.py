@@ -20,6 +20,7 @@ STEPS = 14
 #: The files that a full disk may meet, by the end of their name. A temporary file has the name of what it becomes in it.
 FULL = {
     ".pages": "full.segment",
+    ".ram": "full.base",
     ".index": "full.index",
     "manifest.json": "full.manifest",
     ".json": "full.live",

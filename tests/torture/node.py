@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ from perdure.snapshots import capture, compact
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
 from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.rebase import rebase
 from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.verify import Verifier
 from perdure.wire.node import Checking, Damage, FromSnapshot, Identity, MachineSize, StartSpec, Verdict
@@ -106,6 +108,7 @@ class _Goldens:
         self._token = token
         self._ram = BaseRam(image / "ram.base")
         self._image = Image(
+        self._own: dict[str, Path] = {}
             *(DIGEST, "base", WHEN, image, SIZE, DISK_GIB),
             kernel_version="6",
             agent_protocol=1,
@@ -138,8 +141,17 @@ class _Goldens:
         disks = DiskChain((origin.image.root, DiskLayer(origin.golden.directory / "disk.qcow2", "qcow2")))
         return Base(self._ram, ref, disks, ref)
 
-    def launch(self, _origin: Origin, prefix: str) -> str:
-        return f"{prefix}-{next(_names)}"
+    def launch(self, _origin: Origin, prefix: str, ram: Path | None = None) -> str:
+        name = f"{prefix}-{next(_names)}"
+        if ram is not None:
+            self._own[name] = ram
+        return name
+
+    async def prepare(self, launch: str) -> TortureMachine:
+        """A machine that has mapped a base of its own."""
+        machine = self.machine(launch)
+        machine.memory.ram = np.array(BaseRam(self._own.pop(launch)).pages)
+        return machine
 
     async def boot(self, launch: str, disk: DiskChain) -> TortureMachine:
         machine = self.machine(launch)
@@ -215,6 +227,15 @@ class TortureNode(NodeSupervisor):
         return await self._compaction.run_once()
 
     @property
+    @property
+    def store(self) -> SnapshotStore:
+        return self._store
+
+    async def rebase(self, snapshot_id: SnapshotId) -> bool:
+        """The same, of a memory that is too different from its base."""
+        base = await self._base_of(self._store.manifest(snapshot_id))
+        return base is not None and await asyncio.to_thread(rebase, self._store, snapshot_id, base, threading.Event())
+
     def machines(self) -> dict[WorkspaceId, TortureMachine]:
         return {key: cast(TortureMachine, one.machine) for key, one in self._residents.items()}
 

@@ -58,6 +58,11 @@ class Settings(BaseSettings):
     guest_cache_mib: int = Field(
         default=128, ge=0, description="A workspace that falls asleep with a larger page cache drops it first; 0: never."
     )
+    rebase_mib: int = Field(
+        default=512,
+        ge=0,
+        description="Asleep, a workspace gets a base of its own if more of its memory, or over 60 %, is changed; 0: never.",
+    )
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
     shutdown_deadline_s: float = Field(
         default=60.0,

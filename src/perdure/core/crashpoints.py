@@ -44,6 +44,9 @@ class CrashPoint(StrEnum):
     CAPTURE_ENDED = "capture.ended"  # the hibernated machine and its live record are gone
     CAPTURE_REPORTED = "capture.reported"  # the node is done, the row not yet
     CAPTURE_COMMITTED = "capture.committed"  # the row is complete, the caller does not know
+    REBASE_BEGUN = "rebase.begun"  # a sleeping snapshot is to have a base of its own, nothing of it is written
+    REBASE_WRITTEN = "rebase.written"  # the base is durable, no manifest names it
+    REBASE_PUBLISHED = "rebase.published"  # the manifest names it, what it needs no more is still there
     REWIND_ASLEEP = "rewind.asleep"  # what it was until now is captured, nothing else has happened
     REWIND_RECORDED = "rewind.recorded"  # the row says waking at the snapshot, what it was is a branch; the node knows nothing
     PROMOTE_ASLEEP = "promote.asleep"  # the branch is captured, its parent not touched

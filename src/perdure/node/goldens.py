@@ -101,14 +101,15 @@ class Goldens:
         below = origin.golden if disk_ref.golden is None else self.at(origin, disk_ref.golden).golden
         return Base(ram=self._ram(origin.golden.ram), ram_ref=ref, disks=below.disk(image), disk_ref=disk_ref)
 
-    def launch(self, origin: Origin, prefix: str) -> LaunchSpec:
+    def launch(self, origin: Origin, prefix: str, ram: Path | None = None) -> LaunchSpec:
+        """``ram``: a base that is not the golden's."""
         name = f"{prefix}-{os.urandom(6).hex()}"
         memory_bytes = (origin.size.memory_mib << 20) + VMM_OVERHEAD_BYTES
         return LaunchSpec(
             name=name,
             run_dir=self._run_root / name,
             shape=origin.image.shape(origin.size),
-            ram=Ram(origin.golden.ram),
+            ram=Ram(ram or origin.golden.ram),
             accelerator=self.accelerator,
             limits=Limits(memory_bytes=memory_bytes, cpus=float(origin.size.vcpus) + 1.0),
             disk_below=origin.golden.disk(origin.image),
@@ -120,7 +121,6 @@ class Goldens:
         self._rams = {path: ram for path, ram in self._rams.items() if digest not in path.parts}
         return [key for key in self._by_key if key[0] == digest]
 
-    def _ram(self, path: Path) -> BaseRam:
     def ram_of(self, ref: BaseRef) -> BaseRam:
         """The RAM of a golden on this node, for who moves snapshots on it. Raises NotFound or CorruptSnapshot when it is gone."""
         assert ref.golden is not None, "memory without a golden has a base of its own"
@@ -132,6 +132,7 @@ class Goldens:
             )
         return self._ram(load_golden(path).ram)
 
+    def _ram(self, path: Path) -> BaseRam:
         """One mapping of each base in this process."""
         ram = self._rams.get(path)
         if ram is None:

@@ -32,12 +32,23 @@ from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceI
 from perdure.machines.driver import DiskChain, GuestMemory, Machine, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.alive import process_started
 from perdure.snapshots.layers import layer
-from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, LiveRecord, Manifest, MemoryFacts
+from perdure.snapshots.manifest import (
+    DEVICES,
+    INDEX,
+    BaseRef,
+    DiskFact,
+    FileFact,
+    LiveRecord,
+    Manifest,
+    MemoryFacts,
+    base_file,
+)
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import BaseRam, Recorded, Rehearsal, record, rehearse, restore
 from perdure.snapshots.segments import SegmentWriter, segment_file
-from perdure.snapshots.store import Pins, SnapshotStore, process_started
+from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
 
 #: A segment is closed when it has grown past this, so that what is no longer needed can go while the machine runs.
@@ -372,6 +383,7 @@ class MachineRun:
         self.store.unpin(self._pins)
         names = [segment_file(name) for name in self._index.segments()]
         names += [] if writer is None else [segment_file(writer.segment_id)]
+        names += [base_file(base.base_id)] if (base := self.spec.base.ram_ref.private) is not None else []
         freed = 0 if keep_layers else self.store.forget(self.spec.workspace_id, self.spec.generation)
         return freed + self.store.sweep(names)
 
@@ -384,7 +396,9 @@ class MachineRun:
         writer = self._writer
         current = frozenset() if writer is None else frozenset((writer.segment_id,))
         waiting = () if self._pending is None else self._pending.layers
-        return Pins(self._index.segments() | current, frozenset((*self._live.layers, *waiting)))
+        base = self.spec.base.ram_ref.private
+        bases = () if base is None else (base.base_id,)
+        return Pins(self._index.segments() | current, frozenset((*self._live.layers, *waiting)), frozenset(bases))
 
 
 def create_overlay(store: SnapshotStore, disk_id: DiskId, disk_gib: int) -> None:
@@ -444,14 +458,14 @@ class _Exclusive:
 
 
 def mint_disk() -> DiskId:
-    return DiskId(mint("dsk", now_ms=_now_ms()))
+    return DiskId(mint("dsk", now_ms=now_ms()))
 
 
 def mint_segment() -> SegmentId:
-    return SegmentId(mint("seg", now_ms=_now_ms()))
+    return SegmentId(mint("seg", now_ms=now_ms()))
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     """For ids only, which sort by creation."""
     return time.time_ns() // 1_000_000
 

@@ -138,6 +138,11 @@ def load(directory: Path, index: PageIndex, base: BaseRam, *, verify: bool = Tru
             yield index.pages[batch], waiting.popleft().result()
 
 
+def read_at(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam) -> Pages:
+    """Content of the located pages at these positions of the index, verified; read in the calling thread alone."""
+    return _read(readers, index, positions, base, True)
+
+
 def restore(directory: Path, index: PageIndex, base: BaseRam, memory: GuestMemory) -> None:
     """Write the located pages of an index into a machine; each thread decodes and writes. Zero pages are not among them.
 
