@@ -24,7 +24,7 @@ from perdure.snapshots.manifest import BaseFact, base_file
 from perdure.snapshots.pagelog import BaseRam
 
 WINDOW_BYTES = 1 << 20
-#: Some windows. So much is made and handed to the disk at once: a gigabyte that waits for one fsync would stand in everybody else's way.
+#: Some windows, made and handed to the disk at once: a gigabyte that waits for one fsync would stand in everybody else's way.
 PART_PAGES = (32 << 20) // PAGE_SIZE
 
 #: Content of these pages (ascending), to be put over what was there before.
