@@ -41,10 +41,17 @@ class Cluster:
 
     async def kill(self) -> None:
         """SIGKILL of the postmaster; it runs again when this returns."""
-        pid = self._postgres.pid()
+        pid = self.pid()
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        await self.start()
+
+    def pid(self) -> int | None:
+        """Of the postmaster, if one runs."""
+        return self._postgres.pid()
+
+    async def start(self) -> None:
         await self._postgres.start()
 
     async def stop(self) -> None:

@@ -12,7 +12,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Set
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +28,18 @@ from tests.torture.story import clear
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
 STEPS = 60
-ROUNDS_PER_HOUSE = 20
+ROUNDS_PER_HOUSE = 5
 RANDOM_DELAY_S = 0.6
+FAULTS = 3  # in one round
 #: Points that have a machine, which can be the victim there.
 WITH_MACHINE = (
     *(CrashPoint.START_CLAIMED, CrashPoint.START_RESTORED, CrashPoint.START_RUNNING, CrashPoint.START_AWAKE),
     *(CrashPoint.CAPTURE_READY, CrashPoint.CAPTURE_PAUSED, CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_PUBLISHED),
     *(CrashPoint.LAYERS_MERGED, CrashPoint.LAYERS_RECORDED),
 )
+
+
+Deed = Callable[[], Awaitable[object]]
 
 
 @dataclass
@@ -60,14 +65,17 @@ class _Lived:
 
 
 class Kills:
-    """Points are ``CRASHPOINT server``, ``CRASHPOINT vmm``, ``kill.*`` at any time, and ``clock.back``."""
+    """Points are ``CRASHPOINT server``, ``… vmm`` and ``… database``, ``kill.*`` at any time, and ``clock.back``."""
 
     def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint)) -> None:
         self.points = (
             *(f"{point.value} server" for point in CrashPoint if point in named),
             *(f"{point.value} vmm" for point in WITH_MACHINE if point in named),
+            *(f"{point.value} database" for point in CrashPoint if point in named),
             *("kill.working", "kill.recovering", "kill.database", "clock.back"),
         )
+        self._place = place
+        self._tried: Counter[str] = Counter()
         self._scratch = scratch = place.scratch
         self._image = place.image
         self._random = place.random
@@ -87,25 +95,43 @@ class Kills:
         await self._cluster.stop()
 
     async def round(self, point: str) -> Outcome:
+        """A fault, then others at named points; each life recovers from the one before, and the last from them all."""
         house = await self._enter()
         house.rounds += 1
-        order = replace(house.order, seed=self._random.randrange(1 << 30))
-        detail = f"seed {order.seed}"
-        try:
-            first = await self._break(order, point)
-            fired = first.code == -signal.SIGKILL or "fired" in first.lines
-            second = await self._live(replace(order, steps=0, checks=True))
-            # While the database is away, a life cannot see that all is well.
-            violations = second.violations if point == "kill.database" else (*first.violations, *second.violations)
-            if second.code not in (0, 1) or (second.code == 1 and not violations):
-                violations = (*violations, f"a recovery ended with {second.code}: {second.lines[-3:]}")
-        except Exception as error:
-            fired, violations = True, told_by(error)
-        if violations:
+        points = [point, *self._rarest(point)]
+        self._tried.update(points)
+        outcome = await self._faults(house.order, points)
+        if outcome.violations:
             if self._keep is not None:
-                shutil.copytree(house.home, self._keep / f"{point.replace(' ', '-')}-{order.seed}", symlinks=True)
+                shutil.copytree(house.home, self._keep / f"{point.replace(' ', '-')}-{house.rounds}", symlinks=True)
             await self._leave()  # what one round has broken must not be found again by the next
-        return Outcome(point, fired, violations, detail)
+        return outcome
+
+    def _rarest(self, point: str) -> list[str]:
+        others = [one for one in self._place.with_it(point, self.points)[1:] if " " in one]
+        self._random.shuffle(others)
+        return sorted(others, key=lambda one: self._tried[one])[: FAULTS - 1]
+
+    async def _faults(self, order: Order, points: Sequence[str]) -> Outcome:
+        fired, violations, detail = set[str](), list[str](), list[str]()
+        try:
+            for number, point in enumerate(points):
+                order = replace(order, seed=self._random.randrange(1 << 30), checks=number > 0)
+                detail.append(f"{point} with seed {order.seed}")
+                lived = await self._break(order, point)
+                fired |= {point} if _has_fired(lived) else set()
+                # While the database is away, a life cannot see that all is well.
+                violations += () if point == "kill.database" else lived.violations
+                if violations:
+                    break
+            last = await self._live(replace(order, steps=0, checks=True))
+            violations += last.violations
+            if last.code not in (0, 1) or (last.code == 1 and not violations):
+                violations.append(f"a recovery ended with {last.code}: {last.lines[-3:]}")
+        except Exception as error:
+            violations += told_by(error)
+        also = tuple(one for one in points[1:] if one in fired)
+        return Outcome(points[0], points[0] in fired, tuple(violations), ", then ".join(detail), also)
 
     async def _break(self, order: Order, point: str) -> _Lived:
         if point == "kill.working":
@@ -117,14 +143,20 @@ class Kills:
             return await self._live(order, kill_after="working", before=self._cluster.kill)
         if point == "clock.back":
             return await self._live(replace(order, clock_back=True))
-        return await self._live(replace(order, crash=f"{point} {self._random.choice((1, 1, 2))}"))
+        name, victim = point.split()
+        hit = self._random.choice((1, 1, 2))
+        if victim == "database":  # somebody starts it again, and the server goes on
+            order = replace(order, crash=f"{name} server {hit}", kills=self._cluster.pid())
+            return await self._live(order, fired=self._cluster.start)
+        return await self._live(replace(order, crash=f"{name} {victim} {hit}"))
 
     # --------------------------------------------------------------------------------------------------------------- lives
 
     async def _live(
-        self, order: Order, *, kill_after: str | None = None, before: Callable[[], Awaitable[None]] | None = None
+        self, order: Order, *, kill_after: str | None = None, before: Deed | None = None, fired: Deed | None = None
     ) -> _Lived:
-        """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done."""
+        """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done.
+        ``fired`` is done when it says that its fault has happened."""
         forker = await self._fork_server()
         assert forker.stdin is not None and forker.stdout is not None
         forker.stdin.write(order.to_line())
@@ -153,6 +185,8 @@ class Kills:
                 raise RuntimeError("the process that forks servers has ended")
             if word == "born":
                 pid = int(rest)
+            if word == "fired" and fired is not None:
+                await fired()
             if word == kill_after:
                 limit_s, is_killing = self._random.random() * RANDOM_DELAY_S, True
             lines.append(line)
@@ -188,6 +222,10 @@ class Kills:
         if house is not None:
             await self._cluster.drop(house.database)
             clear(house.home)
+
+
+def _has_fired(lived: _Lived) -> bool:
+    return lived.code == -signal.SIGKILL or "fired" in lived.lines
 
 
 def _kill(pid: int) -> None:

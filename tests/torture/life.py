@@ -11,10 +11,12 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -27,7 +29,7 @@ from perdure.db.database import Database
 from perdure.workspaces.model import CreateWorkspace, Workspace, WorkspaceState
 from tests.torture.defects import switched_on
 from tests.torture.ledger import Ledger
-from tests.torture.model import Violation, told_by
+from tests.torture.model import told_by
 from tests.torture.node import PATH, small_thresholds, text
 from tests.torture.registry import Work, works
 from tests.torture.server import CTX, Server
@@ -35,12 +37,14 @@ from tests.torture.server import CTX, Server
 WORKSPACES_MAX = 4
 WEIGHT_OF_WANTED = 8
 NAPS = 3
+DATABASE_DEADLINE_S = 30.0
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Order:
-    """One life. ``crash``: a line of ``core.crashpoints``. ``steps``: 0 only recovers and checks."""
+    """One life. ``crash``: a line of ``core.crashpoints``. ``kills``: the process that dies there in place of the server.
+    ``steps``: 0 only recovers and checks."""
 
     home: str
     image: str
@@ -50,6 +54,7 @@ class Order:
     steps: int
     checks: bool
     crash: str | None = None
+    kills: int | None = None
     clock_back: bool = False
     defect: str | None = None
 
@@ -76,6 +81,11 @@ def main() -> None:
         say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
+def _kill_in_its_place(victim: int, _pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+
+
 def _live_and_die(order: Order, say: Callable[[str], None]) -> None:
     """Ends this process, without the order that an exit would bring."""
     code = 1
@@ -100,6 +110,8 @@ class Life:
         self._home = Path(order.home)
         self._crash_file = self._home / "crash"
         self._fired = False
+        self._is_armed = False
+        self._is_back = False
 
     async def live(self) -> None:
         order = self._order
@@ -115,28 +127,48 @@ class Life:
         if order.crash is not None:
             self._crash_file.write_text(order.crash)
             crashpoints.arm(self._crash_file)
+            self._is_armed = True
+        if order.kills is not None:
+            crashpoints._kill = partial(_kill_in_its_place, order.kills)
         self._say("working")
         for _ in range(order.steps):
             await self._attempt(self._step())
             if self._has_fired():
                 self._say("fired")
+                await self._database_back()
                 await self._check()
                 return
 
+    async def _database_back(self) -> None:
+        """Somebody starts it again; this server has its connections again some time later."""
+        async with asyncio.timeout(DATABASE_DEADLINE_S):
+            while self._is_database_away:
+                with suppress(PerdureError):
+                    await self.server.service.find(CTX)
+                    self._is_back = True
+                await asyncio.sleep(0.02)
+
+    @property
+    def _is_database_away(self) -> bool:
+        """It was killed, and has not answered since."""
+        return self._order.kills is not None and self._has_fired() and not self._is_back
+
     async def _check(self) -> None:
         """No fault falls into it: what it finds would be that fault."""
+        if self._is_database_away:
+            return
         crashpoints.arm(None)
         try:
             await self.server.check(self._random)
-        except Violation as violation:
-            self._say(f"violation {violation}")
+        except Exception as error:
+            self._say(f"violation {told_by(error)[0]}")
         finally:
             if self._crash_file.exists():
                 crashpoints.arm(self._crash_file)
         self._say("checked")
 
     def _has_fired(self) -> bool:
-        return self._fired or (self._order.crash is not None and not self._crash_file.exists())
+        return self._fired or (self._is_armed and not self._crash_file.exists())
 
     # ---------------------------------------------------------------------------------------------------------------- work
 

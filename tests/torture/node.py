@@ -50,13 +50,14 @@ WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 _names = itertools.count(1)
 
 #: Thresholds of the product that the little memory of a torture machine would never reach.
-SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+SMALL: tuple[tuple[ModuleType, str, float], ...] = (
     (capture, "SEGMENT_BYTES_MAX", 96 << 10),
     (capture, "GARBAGE_BYTES_MIN", 16 << 10),
     (compact, "GARBAGE_BYTES_MIN", 16 << 10),
     (resident, "LAYERS_MAX", 4),
     (resident, "LAYERS_KEPT", 2),
     (resident, "LAYERS_FULL", 6),
+    (resident, "ROOM_CHECK_S", 0.05),
 )
 
 
@@ -107,8 +108,8 @@ class _Goldens:
         self._disk = disk
         self._token = token
         self._ram = BaseRam(image / "ram.base")
-        self._image = Image(
         self._own: dict[str, Path] = {}
+        self._image = Image(
             *(DIGEST, "base", WHEN, image, SIZE, DISK_GIB),
             kernel_version="6",
             agent_protocol=1,
@@ -196,7 +197,7 @@ class TortureNode(NodeSupervisor):
         super().__init__(
             NodeParts(node_id, settings, clock or SystemClock(), nothing, Accelerator.TCG, nothing, nothing, nothing)
         )
-        self.store = self._store = SnapshotStore(settings.store, disk)
+        self._store = SnapshotStore(settings.store, disk)
         self._goldens = goldens = cast(Any, _Goldens(image, disk, token))
         self._pool = WarmPool(self._prepare, 0)
         starter = self._starter
@@ -227,7 +228,6 @@ class TortureNode(NodeSupervisor):
         return await self._compaction.run_once()
 
     @property
-    @property
     def store(self) -> SnapshotStore:
         return self._store
 
@@ -236,6 +236,7 @@ class TortureNode(NodeSupervisor):
         base = await self._base_of(self._store.manifest(snapshot_id))
         return base is not None and await asyncio.to_thread(rebase, self._store, snapshot_id, base, threading.Event())
 
+    @property
     def machines(self) -> dict[WorkspaceId, TortureMachine]:
         return {key: cast(TortureMachine, one.machine) for key, one in self._residents.items()}
 

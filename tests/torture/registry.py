@@ -34,6 +34,11 @@ class Place:
     random: Random  # where choices come from, so that a seed repeats them
     defect: str | None = None  # switched on in this process already; a child must do that itself
     keep: Path | None = None  # a directory for the homes of what was violated
+    points: tuple[str, ...] = ()  # what was asked for; none: everything
+
+    def with_it(self, point: str, others: Iterable[str]) -> list[str]:
+        """This point and then those others that are wanted too, for a source that does them in one round."""
+        return [point, *(other for other in others if other != point and (not self.points or other in self.points))]
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,7 @@ class Stories:
     """What rounds that tell stories start with. They have no process of their own, so there is nothing to close."""
 
     def __init__(self, place: Place) -> None:
+        self._place = place
         self._scratch = place.scratch
         self._image = place.image
         self._random = place.random

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,11 @@ from tests.torture.defects import switched_on
 from tests.torture.disk_rounds import FullDisks, PowerCuts
 from tests.torture.kill_rounds import Kills
 from tests.torture.life import BIRTH, STEPS
-from tests.torture.model import Outcome, Source, Table, told_by
+from tests.torture.model import GOAL, TRIES_MAX, Outcome, Source, Table, told_by
 from tests.torture.node import make_image, small_thresholds
 from tests.torture.registry import Kind, Place, kinds, works
 from tests.torture.story import clear
 from tests.torture.vm_rounds import VirtualMachines
-
-#: Each named point fires at least so often, if there are rounds enough.
-GOAL = 3
-#: A point that has been tried so often and did not fire enough is left to chance.
-TRIES_MAX = 12
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ async def run(plan: Plan, show: Callable[[Outcome], None] = lambda _: None) -> T
         make_image(scratch / "image")
         random = Random(plan.seed)
         for kind in plan.kinds or USUAL:
-            place = Place(scratch, scratch / "image", Random(random.random()), plan.defect, plan.keep)
+            place = Place(scratch, scratch / "image", Random(random.random()), plan.defect, plan.keep, plan.points)
             sources.append(KINDS[kind].make(place))
         with small_thresholds(), switched_on(plan.defect):
             return await _rounds(plan, sources, random, show)
@@ -95,12 +91,12 @@ async def _rounds(plan: Plan, sources: Sequence[Source], random: Random, show: C
         raise InvalidRequest(f"There is no point {min(unknown)!r} in these rounds.", hint="The table of a run lists the points.")
     table = Table(plan.seed, _shuffled(of_point, random))
     for _ in range(plan.rounds):
-        point = _next(table, random)
+        point, begun = _next(table, random), time.monotonic()
         try:
             outcome = await of_point[point].round(point)
         except Exception as error:
             outcome = Outcome(point, False, told_by(error))
-        table.add(outcome)
+        table.add(outcome, time.monotonic() - begun)
         show(outcome)
         if plan.until_violation and table.violations:
             break

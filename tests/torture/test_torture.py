@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from perdure.core.crashpoints import CrashPoint
 from perdure.core.errors import InvalidRequest
-from tests.torture import suite
+from tests.torture import registry, suite
+from tests.torture.damage_rounds import LateCommands
 from tests.torture.life import STEPS
-from tests.torture.model import Outcome, Table
+from tests.torture.model import GOAL, ROUNDS, TRIES_MAX, Outcome, Table, together
 from tests.torture.suite import USUAL, Plan, run, unreachable
 
 SEED = 11
@@ -73,9 +75,8 @@ def test_the_command_ends_with_its_line_and_the_table() -> None:
     done = command("--rounds", "2", "--seed", "5", "--only", "late")
     assert done.returncode == 0, done.stderr
     head, *table = done.stdout.splitlines()
-    assert head == "rounds=2 faults=2 violations=0 seed=5"
-    assert {line.split()[1] for line in table} >= {"late.stop", "late.guest"}
-    assert sum(int(line.split()[0]) for line in table) == 2
+    assert head == "rounds=2 faults=14 violations=0 seed=5", "each round delivers every kind of command"
+    assert {line.split()[1]: int(line.split()[0]) for line in table} == dict.fromkeys(LateCommands.points, 2)
 
 
 @pytest.mark.timeout(600)
@@ -111,6 +112,37 @@ def test_the_table_says_what_fired() -> None:
     assert table.violations == ["round 3, b (at 7): it broke"]
     assert table.rarest(1) == []
     assert table.rarest(2) == ["b", "a"]
+
+
+def test_faults_of_one_round_are_all_counted() -> None:
+    faults = [Outcome("a", True, (), "1"), Outcome("b", False), Outcome("c", True, ("it broke",), "at 7")]
+    outcome = together("a", faults)
+    assert outcome == Outcome("a", True, ("c: it broke",), "at 7", ("c",))
+    table = Table(3, ("a", "b", "c"))
+    table.add(outcome, seconds=2.0)
+    assert table.lines() == ["rounds=1 faults=2 violations=1 seed=3", "     1  a", "     0  b", "     1  c"]
+    assert (table.longest, table.longest_s) == ("a", 2.0)
+
+
+def test_a_point_that_is_silent_is_told_when_there_were_rounds_or_tries_enough() -> None:
+    table = Table(3, ("a", "b"))
+    for _ in range(GOAL):
+        table.add(Outcome("a", True))
+        assert table.silent() == []
+        table.add(Outcome("b", False))
+    assert table.silent() == ["b"], "the rounds were enough for both"
+    many = Table(3, tuple(str(number) for number in range(ROUNDS)))
+    for _ in range(TRIES_MAX):
+        assert many.silent() == []
+        many.add(Outcome("7", False))
+    assert many.silent() == ["7"], "it was tried and tried"
+
+
+def test_what_a_module_adds_must_be_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "modules", lambda: [SimpleNamespace(__name__="rounds_x", WORKS=("upload",))])
+    assert list(registry.kinds()) == []
+    with pytest.raises(TypeError, match="WORKS of rounds_x has 'upload', which is no Work"):
+        list(registry.works())
 
 
 def test_every_named_point_of_the_product_can_be_reached() -> None:
