@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import perdure
+from perdure.backup import recover as recovering
 from perdure.backup import restore as restoring
+from perdure.backup.catalogue import Defaults
 from perdure.backup.make import Bring, Origin, Progress
 from perdure.backup.place import open_place
 from perdure.backup.service import BackupService, as_event
-from perdure.core import files
+from perdure.core import files, ids
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings
-from perdure.core.errors import NotFound
+from perdure.core.errors import CorruptData, InvalidRequest, NotFound
 from perdure.core.ids import NodeId
 from perdure.core.keys import master_key
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
+from perdure.fleet.objects import StoreCatalogue
 from perdure.images.registry import ImageStore
 from perdure.snapshots.objects.client import ClientSettings
-from perdure.snapshots.objects.opening import parse_options
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, ScopeKeys, TenantKeyring
+from perdure.snapshots.objects.opening import open_remote, parse_options
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire import public
+from perdure.wire.objects import IMAGES, Scope
 
 Show = Callable[[public.BackupEvent], None]
 
@@ -97,6 +103,64 @@ async def restore(
         unsaved=list(done.unsaved),
         lost=list(done.lost),
     )
+
+
+async def recover(settings: Settings, show: Show, node_id: Callable[[], NodeId]) -> public.RecoveredInfo:
+    """A catalogue of what the object store has, in an empty database."""
+    restoring.check_finished(settings.home)
+    if settings.store_url is None:
+        raise InvalidRequest("No object store is named that a catalogue could be made from.", hint="Set PERDURE_STORE_URL.")
+    clock = SystemClock()
+    remote = open_remote(settings.store_url, settings.store_options, _keyring(settings), lambda: epoch_ms(clock))
+    async with AsyncExitStack() as stack:
+        database = await connect_migrated(await stack.enter_async_context(_database(settings)))
+        stack.push_async_callback(database.close)
+        here = settings.store / "snapshots"
+        into = recovering.Into(
+            database,
+            node_id,
+            Defaults(settings.idle_timeout_s, settings.checkpoint_interval_s),
+            frozenset(path.name for path in here.iterdir() if ids.is_id(path.name, "snp")) if here.is_dir() else frozenset(),
+        )
+
+        def told(scope: str) -> None:
+            show(public.BackupEvent(type="progress", what="images" if scope == IMAGES else "snapshots", name=scope))
+
+        done = await recovering.recover(remote, StoreCatalogue(database), into, told)
+    return public.RecoveredInfo(
+        workspaces=list(done.workspaces),
+        snapshots=done.snapshots,
+        nameless=list(done.nameless),
+        incomplete=list(done.incomplete),
+        damaged=done.damaged,
+    )
+
+
+class _KnownKeys(TenantKeyring):
+    """Makes no key: what was sealed with one that is lost cannot be read with a new one."""
+
+    def __init__(self, directory: Path, master: bytes) -> None:
+        super().__init__(directory, master)
+        self._where = directory
+
+    def of(self, scope: Scope) -> ScopeKeys:
+        if scope != IMAGES and not (self._where / f"{scope}.key").exists():
+            raise CorruptData(
+                f"The key of tenant {scope} is not in {self._where}, so nothing that it has in the object store can be read.",
+                hint="Bring the directory 'keys' and 'master.key' of the lost home back, from a backup for instance.",
+            )
+        return super().of(scope)
+
+
+def _keyring(settings: Settings) -> Keyring:
+    if not settings.store_encryption:
+        return PlainKeyring()
+    if not settings.master_key_file.exists():
+        raise InvalidRequest(
+            "The object store is encrypted, and the master key that opens it is not here.",
+            hint=f"Put the key into {settings.master_key_file} (mode 0600), and the directory 'keys' of the lost home beside it.",
+        )
+    return _KnownKeys(settings.store_keys_dir, master_key(settings.master_key_file))
 
 
 @asynccontextmanager

@@ -106,6 +106,13 @@ def restore(settings: Settings, place: str, backup_id: str | None, show: saving.
         return asyncio.run(saving.restore(settings, place, backup_id, show, lambda: _node_id(settings, SystemClock())))
 
 
+def recover_from_store(settings: Settings, show: saving.Show) -> public.RecoveredInfo:
+    """``perdure recover --from-store`` into a home without a database."""
+    crashpoints.arm(settings.crash_file)
+    with _locked(settings):
+        return asyncio.run(saving.recover(settings, show, lambda: _node_id(settings, SystemClock())))
+
+
 async def doctor(settings: Settings) -> public.DoctorReport:
     """What this host can do, and what mends the rest."""
     return await examine(settings, _driver(settings), ImageStore(settings.images))
@@ -223,14 +230,8 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         workspaces = WorkspaceService(tools)
         handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
-        backups = saving.backup_service(
-            settings,
-            clock,
-            database,
-            node.snapshot_store,
-            image_store,
-            None if node.second_home is None else node.second_home.fetch,
-        )
+        bring = None if node.second_home is None else node.second_home.fetch
+        backups = saving.backup_service(settings, clock, database, node.snapshot_store, image_store, bring)
         await backups.start()
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)

@@ -9,7 +9,7 @@ import psycopg
 from perdure.workspaces.model import Workspace
 from tests.torture.life import Life
 from tests.torture.registry import Part, Work
-from tests.torture.saving import Saving
+from tests.torture.saving import Recovering, Saving
 from tests.torture.server import Server
 
 
@@ -26,6 +26,13 @@ async def _restore(life: Life, _one: Workspace) -> None:
     await life._check()
 
 
+async def _recover(life: Life, _one: Workspace) -> None:
+    """The catalogue of what is here now, of its copy in a store alone."""
+    with suppress(psycopg.Error):
+        await Recovering(life.server).recover()
+    await life._check()
+
+
 async def _begin(server: Server) -> None:
     """As a server does at its start."""
     await server.database.run("backup.let_go_all")
@@ -33,10 +40,12 @@ async def _begin(server: Server) -> None:
 
 async def _check(server: Server) -> None:
     await Saving(server).check()
+    await Recovering(server).check()
 
 
 WORKS = (
     Work("back up", _back_up, 1, ("backup.",)),
     Work("restore", _restore, 1, ("restore.",)),
+    Work("recover", _recover, 1, ("recover.",)),
 )
 PARTS = (Part(_begin, _check),)

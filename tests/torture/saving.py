@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,17 +16,29 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.backup import restore as restoring
+from perdure.backup.catalogue import Defaults
+from perdure.backup.ledger import PlaceLedger
 from perdure.backup.make import Made, Origin, Progress, make
 from perdure.backup.place import Place, open_place
+from perdure.backup.recover import Into, recover
 from perdure.core import ids
 from perdure.core.clock import SystemClock, epoch_ms
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database
+from perdure.db.migrations import migrate
+from perdure.fleet.objects import StoreCatalogue
 from perdure.images.model import Golden, Image
 from perdure.images.registry import IMAGE_FILES, ImageStore, golden_to_json, image_to_json
 from perdure.images.sparse import file_facts
+from perdure.snapshots.objects.client import open_objects
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.keys import PlainKeyring
+from perdure.snapshots.objects.local import Mover
+from perdure.snapshots.objects.remote import OWNER, Remote
+from perdure.snapshots.objects.upload import Uploader
+from perdure.workspaces.facts import facts_of
 from perdure.workspaces.model import WorkspaceState
 from tests.torture.ledger import Ledger
 from tests.torture.model import Violation
@@ -83,7 +98,7 @@ class Saving:
 
     @property
     def url(self) -> str:
-        return _beside(self.server.database.url)
+        return _beside(self.server.database.url, "restored")
 
     @property
     def _image(self) -> Path:
@@ -101,7 +116,7 @@ class Saving:
             release="torture",
             database=server.database,
             store=server.node.store,
-            images=make_images(server.home / "images", self._image),
+            images=make_images(server.home / "own-images", self._image),
             clock=SystemClock(),
             home=server.home,
             scratch=server.home / "run",
@@ -160,15 +175,13 @@ class Saving:
     async def _check_restored(self) -> None:
         """Whatever was acknowledged before the backup wakes there, in a generation that the server never had."""
         expected: dict[str, tuple[list[int], int]] = json.loads(self._expected.read_text())
-        database = Database(self.url, max_connections=4)
-        await database.open()
-        restored = Server(database, self.home, self._image, NodeId("nod_restored"), Ledger(self.home / "ledger"))
-        try:
-            await restored.start()
-            await self._check_values(restored, expected)
-        finally:
-            await restored.node.crash()
-            await database.close()
+        async with _open(self.url) as database:
+            restored = Server(database, self.home, self._image, NodeId("nod_restored"), Ledger(self.home / "ledger"))
+            try:
+                await restored.start()
+                await self._check_values(restored, expected)
+            finally:
+                await restored.node.crash()
 
     async def _check_values(self, restored: Server, expected: dict[str, tuple[list[int], int]]) -> None:
         found = {one.id: one for one in await restored.service.find(CTX)}
@@ -187,9 +200,88 @@ class Saving:
                 raise Violation(f"{one.name} was restored in generation {now.generation}, after {generation}")
 
 
-def _beside(url: str) -> str:
+@dataclass(frozen=True)
+class Recovering:
+    """A copy of a server's snapshots in an object store, and a catalogue made of that alone."""
+
+    server: Server
+
+    @property
+    def directory(self) -> Path:
+        return self.server.home.with_name(f"{self.server.home.name}-copies")
+
+    @property
+    def url(self) -> str:
+        return _beside(self.server.database.url, "recovered")
+
+    @property
+    def _expected(self) -> Path:
+        return self.directory.with_suffix(".json")
+
+    def _remote(self) -> Remote:
+        return Remote(open_objects(self.directory.as_uri()), PlainKeyring(), clock_ms)
+
+    async def copy(self) -> None:
+        """Everything that is complete, with what the database knows of it."""
+        server, remote = self.server, self._remote()
+        ledger = PlaceLedger(remote, clock_ms)
+        ram = cast(Any, server.node)._goldens._ram
+        mover = Mover(server.node.store, Uploader(remote, ledger), Downloader(remote, ledger), lambda _: ram)
+        for one in server.node.store.complete():
+            await mover.upload(one.snapshot_id, (), await facts_of(server.database, one.snapshot_id))
+
+    async def recover(self) -> None:
+        """All that is here now, and nothing of earlier times."""
+        clear(self.directory)
+        await self.copy()
+        _recreate(self.server.database.url, self.url)
+        await asyncio.to_thread(migrate, self.url)
+        names = {row["id"]: row["name"] for row in await self.server.database.all("backup.workspaces")}
+        heads = {one.workspace_id for one in self.server.node.store.complete()}
+        self._expected.write_text(json.dumps({key: name for key, name in names.items() if key in heads}))
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        async with _open(self.url) as database:
+            into = Into(database, lambda: NodeId("nod_recovered"), Defaults(900, 60))
+            await recover(self._remote(), StoreCatalogue(database), into, lambda _: None)
+
+    async def check(self) -> None:
+        """A catalogue is there as a whole, or not at all and can be made again. Raises Violation."""
+        if not self._expected.exists():
+            return
+        async with _open(self.url) as database:
+            row = await database.one("catalogue.is_empty")
+        if row is not None and row["is_empty"]:
+            await self._go_on()
+        expected = json.loads(self._expected.read_text())
+        async with _open(self.url) as database:
+            rows = {row["id"]: row for row in await database.all("backup.workspaces")}
+            snapshots = {row["id"] for row in await database.all("backup.snapshots")}
+            installation = await database.one("catalogue.installation")
+        if gone := {name for key, name in expected.items() if key not in rows}:
+            raise Violation(f"{sorted(gone)} are in the store and in no catalogue")
+        if wrong := [row["name"] for row in rows.values() if row["head_snapshot_id"] not in snapshots]:
+            raise Violation(f"{wrong} were recovered without a head")
+        owner = json.loads(await self._remote().objects.get(OWNER))["owner"]
+        if installation is None or owner != installation["id"]:
+            raise Violation(f"the store is {owner}'s, and its catalogue another's")
+        self._expected.unlink()
+
+
+@asynccontextmanager
+async def _open(url: str) -> AsyncIterator[Database]:
+    database = Database(url, max_connections=4)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def _beside(url: str, what: str) -> str:
     parts = conninfo_to_dict(url)
-    return make_conninfo("", **{**parts, "dbname": f"{parts['dbname']}_restored"})
+    return make_conninfo("", **{**parts, "dbname": f"{parts['dbname']}_{what}"})
 
 
 def _recreate(url: str, beside: str) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from perdure.backup.ledger import PlaceLedger
 from perdure.backup.record import BackupRecord, StoredItem, read_record
 from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
-from perdure.snapshots.objects.client import ClientSettings, ObstoreObjects, open_objects
+from perdure.snapshots.objects.client import ClientSettings, Objects, open_objects
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring
 from perdure.snapshots.objects.remote import OWNER, Remote
@@ -62,7 +62,7 @@ class Tools:
 
 
 class Place:
-    def __init__(self, objects: ObstoreObjects, url: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, objects: Objects, url: str, now_ms: Callable[[], int]) -> None:
         self.url = url
         self._objects = objects
         self._now_ms = now_ms

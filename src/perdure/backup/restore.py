@@ -252,12 +252,12 @@ async def _fetch(to: Destination, ready: Prepared, told: Told) -> None:
 
 
 async def _whole(to: Destination, mover: ImageMover, item: StoredItem) -> None:
-    """An image and its golden. Raises Conflict when the image directory has another golden in its place."""
+    """An image and its golden. Raises CorruptData when the image directory has a damaged one in its place."""
     base = await mover.adopt(item)
     if not await asyncio.to_thread(mover.has, base):
-        raise Conflict(
-            f"The image directory {to.images.root} has another golden snapshot in the place of {base.golden}.",
-            hint="Set PERDURE_IMAGE_DIR to an empty directory and run this again.",
+        raise CorruptData(
+            f"The image {base.image[:12]} in {to.images.root} is damaged: its golden snapshot {base.golden} cannot be used.",
+            hint="Remove that image there, or set PERDURE_IMAGE_DIR to an empty directory, and run this again.",
         )
 
 

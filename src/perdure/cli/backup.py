@@ -129,6 +129,27 @@ def restore(
         say(f"[yellow]![/] {markup(sentence)}")
 
 
+def recover_from_store(*, as_json: bool) -> None:
+    """``perdure recover --from-store``."""
+    from perdure import wiring
+
+    with _Progress(quiet=as_json) as progress:
+        done: public.RecoveredInfo = wiring.recover_from_store(Settings(), progress.show)
+    if as_json:
+        dump({"type": "done", "recovered": done})
+        return
+    say(
+        f"{_count(len(done.workspaces), 'workspace')} and {_count(done.snapshots, 'snapshot')} are in the catalogue again. Start "
+        "the server with 'perdure up'; a workspace is fetched when it wakes."
+    )
+    for name in done.nameless:
+        say(f"[yellow]![/] {markup(name)} has a name of ours: its own is not in the store, or a newer workspace has it")
+    for name in done.incomplete:
+        say(f"[yellow]![/] {markup(name)} is left out: parts of it are missing from the store")
+    for name, why in sorted(done.damaged.items()):
+        say(f"[yellow]![/] {markup(name)}: {markup(why)}")
+
+
 def _count(number: int, what: str) -> str:
     return f"1 {what}" if number == 1 else f"{number} {what}s"
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import thread
+from perdure.cli.backup import recover_from_store
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
 from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
@@ -398,12 +399,24 @@ def resize(
 
 def recover(
     ctx: typer.Context,
-    name: Name,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)] = None,
     how: Annotated[How, typer.Option(help="Retry, go one snapshot back, or boot the disk without memory.")] = How.RETRY,
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="No workspace, but the whole catalogue, when the database is lost.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Bring a failed workspace back."""
+    """Bring a failed workspace back; or, with --from-store, make the catalogue of a home that has lost its database.
+
+    With --from-store no server may run: workspaces, snapshots and names are taken from what the object store (PERDURE_STORE_URL)
+    holds. Whatever was never uploaded is not among it.
+    """
     as_json = wants_json(ctx, json)
+    if (name is None) != from_store:
+        raise InvalidRequest("Either the name of a workspace or --from-store is needed.", hint="perdure recover NAME")
+    if name is None:
+        recover_from_store(as_json=as_json)
+        return
     workspace = find(name)
     report = workspace.recover(how.value)
     if as_json:

@@ -92,6 +92,8 @@ class CrashPoint(StrEnum):
     RESTORE_FETCHED = "restore.fetched"  # images and snapshots are here, the database is empty
     RESTORE_LOADED = "restore.loaded"  # the database is as it was at the backup
     RESTORE_SETTLED = "restore.settled"  # every workspace has its new life, the home still says that the restore goes on
+    RECOVER_CLAIMED = "recover.claimed"  # the object store is this installation's, the database is empty
+    RECOVER_COMMITTED = "recover.committed"  # the catalogue is made, nobody knows
 
 
 class Victim(StrEnum):

@@ -3,13 +3,10 @@
 ``frozen`` holds one instant of the database open: what is read there and what ``dump`` writes are the same rows. The file is
 pg_dump's custom format without compression (the chunks of a backup are compressed, and unchanged ones are known again), so that
 any pg_restore of that major or a newer one reads it without us. Putting it back is one transaction: all, or nothing.
-
-This module runs subprocesses.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from psycopg.rows import dict_row
 from perdure.core.errors import HostUnfit, NoSpace, PerdureError, Unavailable
 from perdure.db.database import Transaction
 from perdure.db.embedded import MAJOR, binaries
+from perdure.db.programs import run_client
 
 _FULL_WORDS = ("No space left on device", "Disk quota exceeded")
 _AWAY_WORDS = ("connection to server", "terminating connection", "server closed the connection")
@@ -83,25 +81,9 @@ async def is_empty(url: str) -> bool:
 
 
 async def _run(program: str, url: str, *arguments: str) -> tuple[int, str]:
-    """Run a client program against a database; returns its exit code and what it said. One that is given up is killed."""
+    """Run a client program against a database; returns its exit code and what it said."""
     target, environment = _target(url)
-    process = await asyncio.create_subprocess_exec(
-        str(binaries() / program),
-        f"--dbname={target}",
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC", **environment},
-        start_new_session=True,  # Ctrl-C at the terminal is for us
-    )
-    try:
-        said, _ = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    return process.returncode or 0, said.decode(errors="replace")
+    return await run_client(binaries() / program, f"--dbname={target}", *arguments, environment=environment)
 
 
 def _target(url: str) -> tuple[str, Mapping[str, str]]:

@@ -12,7 +12,7 @@ import pwd
 import shutil
 import signal
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,6 +82,27 @@ class Programs:
             raise DeadlineExceeded(
                 "The embedded database did not stop in time.", hint=f"Look at {log}; stopping again is safe.", internal=output
             )
+
+
+async def run_client(path: Path, *arguments: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a program that only speaks to a server, as who we are; returns its exit code and merged output. One that is given up is
+    killed."""
+    process = await asyncio.create_subprocess_exec(
+        str(path),
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC", **environment},
+        start_new_session=True,  # Ctrl-C at the terminal is for us
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, output.decode(errors="replace")
 
 
 async def find_account(reads: Iterable[Path], enters: Iterable[Path]) -> Account:

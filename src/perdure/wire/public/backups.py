@@ -69,4 +69,3 @@ class RecoveredInfo(Answer):
     nameless: list[str]
     incomplete: list[str]
     damaged: dict[str, str]
-    notes: list[str]
