@@ -161,7 +161,7 @@ def _free(wanted: str | None, workspace_id: WorkspaceId, taken: set[str]) -> tup
     it. And whether it is one of ours."""
     ours = wanted is None or wanted in taken
     base = (wanted or "recovered").partition("@")[0]
-    name = f"{base}@recovered-{workspace_id[-8:]}" if ours else wanted
+    name = f"{base}@recovered-{re.sub('[^a-z0-9]', '', workspace_id)[-12:]}" if ours else wanted
     assert name is not None, "one of ours, or the one that was wanted"
     taken.add(name)
     return name, ours
