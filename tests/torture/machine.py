@@ -119,6 +119,9 @@ class TortureMemory:
         self._machine.step()
         return np.flatnonzero(self.private).astype(np.uint32)
 
+    def touched_pages(self) -> PageNumbers:
+        return self.written_pages()
+
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._machine.check_alive()
         half = len(pages) // 2

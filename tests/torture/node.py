@@ -31,6 +31,7 @@ from perdure.node.goldens import Origin
 from perdure.node.pool import WarmPool
 from perdure.node.starting import Plan, Starter
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.node.warming import Warming
 from perdure.snapshots import capture, compact
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
@@ -203,6 +204,7 @@ class TortureNode(NodeSupervisor):
         starter = self._starter
         starter.__class__ = _Starter
         starter._goldens, starter._store, starter._pool = goldens, self._store, self._pool
+        starter.warming = Warming(self._store)
         self._compaction = Compaction(self._store, self._base_of)
 
     async def _prepare(self, _key: tuple[str, str]) -> Machine:

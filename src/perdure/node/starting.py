@@ -24,6 +24,7 @@ from perdure.machines.guestlink_hooks import HookLimits
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Parts
+from perdure.node.warming import Warming
 from perdure.snapshots.capture import Base, MachineRun, RunSpec
 from perdure.snapshots.manifest import Manifest, explain_mismatch
 from perdure.snapshots.start import begin, take_over
@@ -74,6 +75,7 @@ class Starter:
         self._pool = pool
         self._unresponsive_s = unresponsive_s
         self._hooks = hooks
+        self.warming = Warming(store)
 
     async def start(
         self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[Machine], None]
@@ -86,6 +88,8 @@ class Starter:
         plan = await self.plan(spec)
         run = await asyncio.to_thread(self.begin, spec, plan)
         times.mark("recorded")
+        source = plan.manifest.snapshot_id if plan.manifest is not None and plan.with_memory else None
+        asked = None if source is None else self.warming.ask(run, source)
         crashpoint(CrashPoint.START_RECORDED)
         keep = spec.take_over_generation is not None
         async with self._machine(plan, run, keep=keep) as (machine, pooled):
@@ -115,6 +119,8 @@ class Starter:
             )
             link, report = await self._handshake(request, plan, machine, on_stream, times)
             crashpoint(CrashPoint.START_AWAKE, machine.pid)
+        if source is not None and asked is not None:
+            self.warming.watch(run, machine.memory, source, asked)
         parts = Parts(spec.identity, machine, link, run)
         return parts, StartReport(**report, confinement=machine.confinement, pooled=pooled, timings_ms=times.ms)
 

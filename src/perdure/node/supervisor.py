@@ -128,6 +128,7 @@ class NodeSupervisor:
         for task in self._streams:
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
+        await self._starter.warming.close()
         await asyncio.to_thread(self._store.close)
 
     @property
@@ -275,6 +276,7 @@ class NodeSupervisor:
     async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
         resident = self._resident(spec.workspace_id, spec.generation)
         facts = await resident.capture(spec)
+        self._starter.warming.captured(spec.workspace_id, facts.snapshot_id)
         if resident.is_ended:
             await self._forget(resident, keep_layers=False)
             self._compaction.sleeps(facts.snapshot_id)
@@ -291,6 +293,7 @@ class NodeSupervisor:
 
     async def _forget(self, resident: Resident, *, keep_layers: bool) -> None:
         """End a resident and everything that is served in its name."""
+        self._starter.warming.ended(resident.identity.workspace_id)
         await resident.stop(keep_layers=keep_layers)
         await self._unregister(resident.identity)
         if self._residents.get(resident.identity.workspace_id) is resident:

@@ -148,6 +148,11 @@ class MachineRun:
         return DiskChain((*self.spec.base.disks.layers, *own))
 
     @property
+    def index(self) -> PageIndex:
+        """Of what was captured last, or woken from."""
+        return self._index
+
+    @property
     def layer_count(self) -> int:
         """Layers of the workspace's own; ``collapse`` brings them down."""
         return len(self._layers)

@@ -9,6 +9,7 @@
       bases/<bas>.ram                         private bases, mapped by machines and shared by forks
       segments/<seg>.pages                    page content, shared by snapshots and forks
       disks/<dsk>.qcow2                       frozen and active layers, shared by forks
+      hints/<snp>.hint                        what a wake touched; nothing depends on it
       live/<ws>.json                          intent of a start: which layers a machine may be writing
 
 Segments, disks and bases live exactly as long as a manifest, a live record or a run of this process names them. ``open`` removes
@@ -35,6 +36,7 @@ from perdure.core.files import DISK, Disk, is_temporary, make_dir, remove, remov
 from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.bases import check_base
+from perdure.snapshots.hints import Hints
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest, base_file
 from perdure.snapshots.pageindex import PageIndex
@@ -84,6 +86,7 @@ class SnapshotStore:
         self.disks = root / "disks"
         self.bases = root / "bases"
         self._live = root / "live"
+        self.hints = Hints(root / "hints", disk)
         self._manifests: dict[SnapshotId, Manifest] = {}
         self._uses: Counter[str] = Counter()  # manifests that name a file of segments/, disks/ or bases/
         self._frozen: dict[DiskId, DiskFact] = {}  # every layer that a manifest names
@@ -104,6 +107,7 @@ class SnapshotStore:
             for known in (self._manifests, self._records, self._frozen, self._damaged, self._uses):
                 known.clear()
             debris = [*self._read_snapshots(), *self._read_live()]
+            self.hints.open(self._manifests)
             if not self._damaged:
                 debris += [name for name, _ in self._sweep()]
             return OpenReport(tuple(debris), tuple(sorted(self._damaged)))
@@ -328,6 +332,7 @@ class SnapshotStore:
                 crashpoint(CrashPoint.REAP_UNNAMED)
                 remove_tree(directory, disk=self.disk)
                 orphans |= self._drop(snapshot_id)
+                self.hints.drop(snapshot_id)
                 was_blind = bool(self._damaged)
                 self._damaged.discard(f"snapshots/{snapshot_id}")
                 sweep_all |= was_blind and not self._damaged  # what went meanwhile has left its files
