@@ -25,9 +25,7 @@ from perdure.snapshots.objects.download import Downloader, StoredItem, Survey
 from perdure.snapshots.objects.local import snapshot_of
 from perdure.snapshots.objects.remote import Remote, manifest_name
 from perdure.wire.objects import IMAGES, Pack, PackId, Rows, Scope
-from perdure.workspaces.facts import FACT
-
-_REWOUND = "recovered from the object store"
+from perdure.workspaces.facts import FACT, RECOVERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +157,8 @@ async def _write(tx: Transaction, node: NodeId, made: Catalogue) -> None:
     for row in made.workspaces:
         body = canonical({"event": "recovered", "name": row["name"], "head": row["head_snapshot_id"]})
         values: dict[str, Any] = {**row, "environment": Jsonb(row["environment"]), "metadata": Jsonb(row["metadata"])}
-        detail = "Recovered from the object store."
-        await tx.one("catalogue.add_workspace", **values, node_id=node, body=body, detail=detail, rewound=_REWOUND)
+        detail = f"{RECOVERED[0].upper()}{RECOVERED[1:]}."
+        await tx.one("catalogue.add_workspace", **values, node_id=node, body=body, detail=detail, rewound=RECOVERED)
     for child, parent in made.parents.items():
         await tx.run("catalogue.set_parent", id=child, parent_id=parent)
     for row in made.snapshots:

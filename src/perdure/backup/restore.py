@@ -42,6 +42,7 @@ from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.local import Mover
 from perdure.snapshots.objects.upload import Uploader
 from perdure.snapshots.store import SnapshotStore
+from perdure.workspaces.facts import RESTORED
 
 MARK = "restore.json"
 #: What a home has that is used: such a one is never restored into.
@@ -311,14 +312,14 @@ async def _new_life(tx: Transaction, node_id: NodeId, record: BackupRecord) -> _
     unfinished = [row["id"] for row in await tx.all("backup.unfinished")]
     await tx.run("retention.drop", ids=unfinished)
     await tx.run("backup.moved_snapshots", node_id=node_id)
-    what = f"the backup {record.id} of {record.created_at.strftime('%Y-%m-%d %H:%M:%S')} UTC"
+    what = f"{RESTORED} {record.id} of {record.created_at.strftime('%Y-%m-%d %H:%M:%S')} UTC"
     body = {"event": "restored", "backup": record.id, "of": record.created_at.isoformat()}
-    detail = f"Restored from {what}."
+    detail = f"{what[0].upper()}{what[1:]}."
     unborn = {"detail": "Its creation was not finished when it was backed up.", "body": canonical({**body, "to": "deleted"})}
     await tx.all("backup.unborn", node_id=node_id, **unborn)
     rows = await tx.all(
         "backup.asleep",
-        **{"node_id": node_id, "detail": detail, "body": canonical(body), "rewound": f"restored from {what}"},
+        **{"node_id": node_id, "detail": detail, "body": canonical(body), "rewound": what},
     )
     await tx.run("backup.moved_deleted", node_id=node_id)
     back = [row for row in rows if before[row["id"]]["state"] not in ("hibernated", "failed")]

@@ -11,6 +11,8 @@ from typing import Any
 from perdure.core.ids import SnapshotId
 from perdure.db.database import Database
 
+#: How the ``rewound`` of a workspace begins that has come back with its whole installation: its disk is an earlier one, too.
+RESTORED, RECOVERED = "restored from the backup", "recovered from the object store"
 #: The name under which an item's facts have these.
 FACT = "catalogue"
 

@@ -38,6 +38,7 @@ from perdure.wire.node import (
     StartSpec,
     Told,
 )
+from perdure.workspaces.facts import RECOVERED, RESTORED
 from perdure.workspaces.homes import NODE_GONE, Homes
 from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import Event
@@ -82,7 +83,7 @@ class Operations:
         """How a sleeping workspace starts again: from its head, or from ``point``."""
         workspace = at.workspace
         asleep_s = max(0.0, (at.now - workspace.state_changed_at).total_seconds())
-        is_rewound = at.lost_branch or point is not None or at.rewound.startswith(NODE_GONE)
+        is_rewound = at.lost_branch or point is not None or at.rewound.startswith((NODE_GONE, RESTORED, RECOVERED))
         disk = DiskFate.REWOUND if is_rewound else DiskFate.KEPT
         point = point or at.head
         if point is None:
