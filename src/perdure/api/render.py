@@ -124,7 +124,7 @@ def snapshot(value: model.Snapshot) -> public.SnapshotInfo:
 
 def _upload(value: model.Upload) -> public.UploadInfo:
     return public.UploadInfo(
-        state=value.state.value,
+        state=public.UploadState(value.state.value),
         read_bytes=value.read_bytes,
         sent_bytes=value.sent_bytes,
         total_bytes=value.total_bytes,

@@ -108,8 +108,8 @@ def _row(one: public.SnapshotPlace, lead: str) -> Sequence[str]:
 def _durable(one: public.SnapshotInfo) -> str:
     if one.upload is None:
         return one.durable
-    states = {"waiting": "local, waiting", "uploading": "local, uploading", "failed": "local, [red]upload failed[/]"}
-    return states[one.upload.state]
+    is_failed = one.upload.state is public.UploadState.FAILED
+    return "local, [red]upload failed[/]" if is_failed else f"local, {one.upload.state.value}"
 
 
 def tree(found: Sequence[public.SnapshotPlace]) -> Iterator[tuple[public.SnapshotPlace, str]]:

@@ -246,9 +246,9 @@ def upload_text(one: public.SnapshotInfo) -> str:
     upload = one.upload
     if upload is None:
         return ""
-    if upload.state == "uploading":
+    if upload.state is public.UploadState.UPLOADING:
         return f"; uploading, {size(upload.read_bytes)} of about {size(upload.total_bytes)} done, {size(upload.sent_bytes)} sent"
-    if upload.state == "failed":
+    if upload.state is public.UploadState.FAILED:
         return f"; not uploaded: {upload.error} Tried again in {duration(upload.retry_s or 0)}."
     return "; waits to be uploaded"
 

@@ -134,7 +134,7 @@ def _golden_directory(store: ImageStore, base: BaseRef) -> Path:
     name = base.golden.rpartition(".")[0]
     if not name or "/" in name or name.startswith("."):
         raise CorruptSnapshot(f"{base.golden!r} is not the name of a golden snapshot.")
-    return store.golden_path(base.image, base.golden)
+    return store.golden_place(base.image, base.golden)
 
 
 def _check(store: ImageStore, base: BaseRef) -> None:

@@ -108,17 +108,24 @@ class ImageStore:
         return load_golden(path)
 
     def golden_path(self, digest: str, ref: str) -> Path:
-        """Where the golden of that reference lies, or would. One that comes to a node which has made another of its name lies
+        """Where the golden of that reference lies, or would if it was made here."""
+        name, _, base = ref.rpartition(".")
+        beside = self._beside(digest, name, base)
+        return beside if (beside / "golden.json").is_file() else beside.with_name(name)
+
+    def golden_place(self, digest: str, ref: str) -> Path:
+        """Where the golden of that reference belongs. One that comes to a node which has made another of its name has its place
         beside that, with its base in the name of its directory."""
         name, _, base = ref.rpartition(".")
-        folder = self.root / "blobs" / digest / "golden"
-        beside = folder / f"{name}{BESIDE}{base}"
-        if (beside / "golden.json").is_file():
-            return beside
+        beside = self._beside(digest, name, base)
+        plain = beside.with_name(name)
         try:
-            return folder / name if load_golden(folder / name).ref == ref else beside
+            return plain if load_golden(plain).ref == ref else beside
         except (CorruptData, FileNotFoundError):
-            return folder / name
+            return self.golden_path(digest, ref)
+
+    def _beside(self, digest: str, name: str, base: str) -> Path:
+        return self.root / "blobs" / digest / "golden" / f"{name}{BESIDE}{base}"
 
     def sizes(self, image: Image) -> ImageSizes:
         return ImageSizes(

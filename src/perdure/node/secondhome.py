@@ -23,7 +23,7 @@ from perdure.snapshots.objects.local import Bases, Mover, image_key, snapshot_of
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import PACK_BYTES, Moved, Uploader
 from perdure.snapshots.store import SnapshotStore
-from perdure.wire.node import Fetched, Reclaimed, Sent
+from perdure.wire.node import Damage, Fetched, Reclaimed, Sent
 from perdure.wire.objects import Catalogue, Item, ItemKey, ItemState, Scope
 
 #: An upload stands still for so long at most, however many workspaces are started one after the other.
@@ -191,6 +191,14 @@ class NodeSecondHome:
                 return False
             self._known.add(ref)
         return True
+
+    async def verify(self, snapshot_id: SnapshotId, tenant_id: TenantId) -> tuple[Damage, ...]:
+        key = ItemKey(Scope(tenant_id), snapshot_id)
+        try:
+            found = await self._downloader.verify(key)
+        except CorruptSnapshot as error:
+            return (Damage(f"store/{key}", error.message),)
+        return tuple(Damage(f"store/{key}/{one.file}", f"Chunk {one.number} of it cannot be read: {one.why}") for one in found)
 
     # ---------------------------------------------------------------------------------------------------------------- removal
 

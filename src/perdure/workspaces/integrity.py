@@ -56,13 +56,22 @@ class Integrity:
             async for event in events:
                 if isinstance(event, Checking):
                     continue
-                if event.snapshot_id == snapshot_id:
-                    own = event
-                elif event.intact:
-                    return own, Ancestor(points[event.snapshot_id], damaged)
+                verdict = await self._with_store(at, event)
+                if verdict.snapshot_id == snapshot_id:
+                    own = verdict
+                elif verdict.intact:
+                    return own, Ancestor(points[verdict.snapshot_id], damaged)
                 else:
                     damaged += 1
         return own, Ancestor(None, damaged)
+
+    async def _with_store(self, at: Record, verdict: Verdict) -> Verdict:
+        """Of a snapshot that its node does not have, and the object store has, what that has is read instead."""
+        home = self._tools.node(at).second_home
+        if not verdict.missing or home is None or not await self._store.is_stored(at, verdict.snapshot_id):
+            return verdict
+        damage = await home.verify(verdict.snapshot_id, at.workspace.tenant_id)
+        return Verdict(verdict.snapshot_id, damage, disk_intact=not damage)
 
     async def check(self, at: Record, snapshot_id: SnapshotId) -> None:
         """Have a snapshot on the node of which every byte is as it was written, from the object store if it must be. Raises
@@ -169,7 +178,7 @@ class Integrity:
                         yield Verifying(at.workspace, snapshot, event.file, event.read_bytes, done, len(chosen))
                         continue
                     done += 1
-                    verified = await self._judged(at, snapshot, event)
+                    verified = await self._judged(at, snapshot, await self._with_store(at, event))
                     if verified is not None:
                         yield verified
 

@@ -65,6 +65,7 @@ class Reconciler:
                 await self._in_owner(workspace_id, self._visit)
             except PerdureError as error:
                 _log.warning("workspace %s cannot be repaired now: %s (%s)", workspace_id, error.message, error.internal)
+        await self._losses.finish_left_behind(node, inventory)
         await self._orphan_machines(node, inventory, {standing.id for standing in known})
         await self._snapshots(node)
 
@@ -156,6 +157,8 @@ class Reconciler:
         """Machines of workspaces that are deleted or that nobody has heard of. (Those of known ones were seen to.)"""
         for machine in inventory.machines:
             if machine.workspace_id not in known:
+                if await self._losses.left_behind(node, machine):
+                    continue
                 _log.info("stopping the machine of %s, which no workspace owns", machine.workspace_id)
                 with suppress(StaleGeneration, NotFound):
                     await node.stop(machine.workspace_id, machine.generation)

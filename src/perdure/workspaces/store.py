@@ -244,7 +244,7 @@ class WorkspaceStore:
             row = await tx.one(
                 "snapshots.insert_pending",
                 **{"id": snapshot_id, "workspace_id": at.id, "generation": at.generation},
-                **{"reason": reason.value, "name": name},
+                **{"reason": reason.value, "name": name, "node_id": at.node_id},
             )
         except AlreadyExists as error:
             raise AlreadyExists(f"Workspace {at.workspace.name!r} has a snapshot named {name!r} already.") from error
@@ -312,6 +312,11 @@ class WorkspaceStore:
     async def unfinished(self, workspace_id: WorkspaceId) -> list[tuple[SnapshotId, SnapshotReason]]:
         found = await self.database.all("snapshots.unfinished", workspace_id=workspace_id)
         return [(SnapshotId(row["id"]), SnapshotReason(row["reason"])) for row in found]
+
+    async def stranded(self, node_id: NodeId) -> list[tuple[SnapshotId, WorkspaceId]]:
+        """Pending ones on a node whose workspace is on another."""
+        found = await self.database.all("homes.stranded", node_id=node_id)
+        return [(SnapshotId(row["id"]), WorkspaceId(row["workspace_id"])) for row in found]
 
     async def on_node(self, node_id: NodeId) -> list[SnapshotRow]:
         found = await self.database.all("snapshots.on_node", node_id=node_id)

@@ -30,6 +30,7 @@ from perdure.workspaces.rows import Record
 from perdure.workspaces.shutdown import Shutdown, StopOrder
 from perdure.workspaces.store import Change
 from perdure.workspaces.tools import Tools
+from perdure.workspaces.uploads import INTERVAL_S as UPLOADS_S
 from perdure.workspaces.uploads import Uploads
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class Upkeep:
         """What happens where there is an object store."""
         if self._node.second_home is None:
             return []
-        loops = [asyncio.create_task(self.uploads.run(), name="uploads")]
+        uploads = self._every(UPLOADS_S, self.uploads.begin, self.uploads.more)
+        loops = [asyncio.create_task(uploads, name="uploads")]
         if self._tools.settings.store_collect_s > 0:
             every = self._every(self._tools.settings.store_collect_s, self.room.collect, None)
             loops.append(asyncio.create_task(every, name="collect"))

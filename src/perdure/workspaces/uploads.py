@@ -58,7 +58,7 @@ class Uploads:
         self._on_stored = on_stored
         self._database = tools.store.database
         self._jobs: dict[SnapshotId, _Job] = {}
-        self._more = asyncio.Event()
+        self.more = asyncio.Event()  # ``begin`` is due
         self._is_closing = False
 
     # ---------------------------------------------------------------------------------------------------------------- the loop
@@ -69,24 +69,11 @@ class Uploads:
 
     def soon(self) -> None:
         """There may be something to upload."""
-        self._more.set()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S):
-                    await self._more.wait()
-            self._more.clear()
-            try:
-                await self.begin()
-            except PerdureError as error:  # the database is away; the next look comes
-                _log.warning("uploads cannot be looked for now: %s (%s)", error.message, error.internal)
-            except Exception:  # noqa: BLE001 - the top of a background task
-                _log.exception("looking for uploads failed in a way nobody foresaw")
+        self.more.set()
 
     async def begin(self) -> None:
         """Begin as many uploads as there may be at once."""
+        self.more.clear()
         home = self._node.second_home
         if home is None or self._is_closing:
             return

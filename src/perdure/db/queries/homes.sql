@@ -44,6 +44,11 @@ order by s.id;
 -- Which of the snapshots that a node has are anybody's.
 select id from snapshots where id = any(%(ids)s);
 
+-- name: stranded
+-- Begun on a node whose workspace has moved to another one meanwhile.
+select s.id, s.workspace_id from snapshots s join workspaces w on w.id = s.workspace_id
+where s.node_id = %(node_id)s and s.state = 'pending' and w.node_id <> s.node_id;
+
 -- name: scopes
 select scope from store_scopes order by scope = %(images)s, scope;
 

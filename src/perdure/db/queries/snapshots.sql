@@ -1,7 +1,7 @@
 -- name: insert_pending
 -- Intent: written before the node is asked to make it. No row when the workspace has moved on.
 insert into snapshots (id, tenant_id, workspace_id, origin_id, node_id, state, parent_id, name, reason, generation)
-select %(id)s, w.tenant_id, w.id, w.id, w.node_id, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
+select %(id)s, w.tenant_id, w.id, w.id, %(node_id)s, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
 from workspaces w
 where w.id = %(workspace_id)s and w.generation = %(generation)s and w.state <> 'deleted'
 returning id;
@@ -40,8 +40,11 @@ select id, tenant_id, workspace_id, state, reason, name, generation, created_at 
 where node_id = %(node_id)s order by created_at, id;
 
 -- name: unfinished
--- Pending ones of a workspace.
-select id, reason, name, generation from snapshots where workspace_id = %(workspace_id)s and state = 'pending' order by created_at, id;
+-- Pending ones of a workspace on its node.
+select s.id, s.reason, s.name, s.generation from snapshots s
+where s.workspace_id = %(workspace_id)s and s.state = 'pending'
+  and s.node_id = (select w.node_id from workspaces w where w.id = s.workspace_id)
+order by s.created_at, s.id;
 
 -- name: deleting
 -- What the node must still delete.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perdure.core.ids import SnapshotId, TenantId
+from perdure.wire.node.snapshots import Damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class SecondHome(Protocol):
 
         Raises NotFound when the store does not have it, CorruptSnapshot naming what is damaged there, NoSpace, Shredded.
         """
+        ...
+
+    async def verify(self, snapshot_id: SnapshotId, tenant_id: TenantId) -> tuple[Damage, ...]:
+        """Read every byte that the store has of a snapshot; returns what is damaged. Raises NotFound, Shredded."""
         ...
 
     async def evict(self, snapshot_id: SnapshotId) -> int:

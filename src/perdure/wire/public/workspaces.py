@@ -134,11 +134,17 @@ class ResumeReport(Answer):
     hooks: list[HookInfo] = Field(default_factory=list)
 
 
+class UploadState(StrEnum):
+    WAITING = "waiting"
+    UPLOADING = "uploading"
+    FAILED = "failed"  # it is tried again
+
+
 class UploadInfo(Answer):
     """How far a snapshot is on its way to the object store: ``read_bytes`` of about ``total_bytes`` were looked at,
     ``sent_bytes`` were missing. After a failure: what it was, and in how many seconds it is tried again."""
 
-    state: Literal["waiting", "uploading", "failed"]
+    state: UploadState
     read_bytes: int
     sent_bytes: int
     total_bytes: int
