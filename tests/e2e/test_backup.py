@@ -199,6 +199,6 @@ def _recovered(found: Place, pid: int) -> None:
         report = workspace.report
         assert report is not None and report.restored_from == "store"
         assert "recovered from the object store" in report.memory_reason
-        assert [one.snapshot.name for one in workspace.snapshots()] == ["good", None]
+        assert [one.name for one in workspace.snapshots()] == ["good", None]
     found.down()
     assert found.processes() == []
