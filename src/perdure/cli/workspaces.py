@@ -284,7 +284,8 @@ def sleep(ctx: typer.Context, name: Name, durable: DurableOption = Durable.LOCAL
         dump({"workspace": workspace.info, "snapshot": snapshot})
     else:
         written = size(snapshot.memory_bytes + snapshot.disk_bytes)
-        say(f"[bold]{markup(workspace.name)}[/] sleeps: {written} written, durable in the {_HOMES[snapshot.durable]}")
+        where = ", and in the object store" if durable is Durable.STORE else ""
+        say(f"[bold]{markup(workspace.name)}[/] sleeps: {written} written{where}")
 
 
 def wake(
