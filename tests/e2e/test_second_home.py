@@ -115,6 +115,7 @@ def _second_goes_on(place: Place, begun: Kept) -> None:
         for folder in ("disks", "segments"):
             for path in (place.home / "store" / folder).iterdir():
                 path.unlink()
+        shutil.rmtree(place.home / "store/snapshots" / head.id)
         report = workspace.wake()
         assert (report.restored_from, report.snapshot_id, report.memory) == ("store", head.id, MemoryFate.KEPT)
         assert keeper.tell() == Kept(memory=2, file=2, pid=begun.pid)

@@ -324,9 +324,10 @@ class SnapshotStore:
         with self._guard:
             for snapshot_id in snapshot_ids:
                 directory = self.snapshots / snapshot_id
-                if not is_id(snapshot_id, "snp") or not directory.is_dir():
+                is_there = is_id(snapshot_id, "snp") and directory.is_dir()
+                if not is_there and snapshot_id not in self._manifests:  # one whose directory somebody removed is forgotten
                     continue
-                freed += sum(stored_bytes(path) for path in directory.iterdir())
+                freed += sum(stored_bytes(path) for path in directory.iterdir()) if is_there else 0
                 # First what makes it exist, so that no crash leaves a snapshot that is there but not whole.
                 remove(directory / MANIFEST, disk=self.disk)
                 crashpoint(CrashPoint.REAP_UNNAMED)
