@@ -198,9 +198,6 @@ async def _hold(run: _Run, path: Path) -> _Instant:
 async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> BackupRecord:
     origin = run.origin
     images: dict[BaseRef, StoredItem] = {}
-    for row in instant.workspaces:  # one without a snapshot begins from its image
-        if await asyncio.to_thread(_is_here, origin.images, row["image"]):
-            await _image(run, BaseRef(row["image"], None), images)
     mover = Mover(origin.store, _Counting(run), run.tools.downloader, lambda base: ram_of(origin.images, base))
     snapshots = []
     for done, row in enumerate(instant.snapshots):
@@ -208,6 +205,10 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
         snapshots.append(_stored(await _snapshot(run, mover, row, images)))
         crashpoint(CrashPoint.BACKUP_SNAPSHOT_SENT)
     run.tell("snapshots", "", len(snapshots), len(snapshots))
+    covered = {base.image for base in images}
+    for digest in {row["image"] for row in instant.workspaces} - covered:  # of those that have no snapshot yet
+        if await asyncio.to_thread(_is_here, origin.images, digest):
+            await _image(run, BaseRef(digest, None), images)
     key = ItemKey(Scope(DEFAULT_TENANT), f"database-{run.id}")
     dumped, _ = await _Counting(run).upload(Contents(key, [file_source("database.dump", instant.path)]))
     run.tell("database", "", 1, 1)

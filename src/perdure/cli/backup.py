@@ -162,7 +162,7 @@ class _Progress:
         self._out = console(stderr=True)
         self._stack = ExitStack()
         self._spinner: Spinner | None = None
-        self._told = ""
+        self._told: set[str | None] = set()
 
     def __enter__(self) -> _Progress:
         if not self._as_json and self._out.is_terminal:
@@ -183,6 +183,6 @@ class _Progress:
         words = f"{event.what}: {event.done} of {event.count}{sent} [dim]{markup(event.name)}[/]"
         if self._spinner is not None:
             self._spinner.update(words)
-        elif self._told != event.what:
-            self._told = event.what or ""
+        elif event.what not in self._told:
+            self._told.add(event.what)
             self._out.print(f"{event.what}: {event.count}")
