@@ -95,6 +95,7 @@ async def build_image(settings: Settings, spec: public.BuildImage, show: Callabl
 
 def back_up(settings: Settings, spec: public.MakeBackup, show: saving.Show) -> public.BackupInfo:
     """``perdure backup`` of a home in which no server runs."""
+    crashpoints.arm(settings.crash_file)
     with _locked(settings):
         return asyncio.run(saving.back_up(settings, spec, show))
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from perdure.backup.ledger import PlaceLedger
 from perdure.backup.record import BackupRecord, StoredItem, read_record
 from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
+from perdure.core.files import make_dir
 from perdure.snapshots.objects.client import ClientSettings, Objects, open_objects
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring
@@ -143,9 +144,17 @@ class Place:
 
 
 def open_place(given: str, now_ms: Callable[[], int], *, make: bool, options: ClientSettings | None = None) -> Place:
-    """``make``: a directory that is not there is made. Raises InvalidRequest, NotFound."""
+    """``make``: a directory that is not there is made, and closed to others, for what lies there is as secret as what it is of.
+
+    Raises InvalidRequest, NotFound.
+    """
     url = place_url(given)
     directory = directory_of(url)
-    if directory is not None and not make and not directory.is_dir():
-        raise NotFound(f"There is no directory {directory}.", hint=_WHERE)
+    if directory is not None and not directory.exists():
+        if not make:
+            raise NotFound(f"There is no directory {directory}.", hint=_WHERE)
+        try:
+            make_dir(directory, mode=0o700)
+        except OSError as error:
+            raise InvalidRequest(f"The directory {directory} cannot be made: {error.strerror}.") from error
     return Place(open_objects(url, options), url, now_ms)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +26,10 @@ from tests.fakes.s3 import s3_server
 from tests.integration.backup.conftest import Restoration, World
 from tests.torture.saving import clock_ms
 from tests.torture.server import CTX
+
+
+def run(*command: object) -> None:
+    subprocess.run(command, check=True)
 
 
 def packs(directory: Path) -> dict[str, int]:
@@ -217,6 +224,17 @@ async def test_the_object_store_of_an_installation_is_refused(world: World) -> N
         await world.back_up()
 
 
+async def test_a_directory_that_is_made_is_closed_to_others(world: World) -> None:
+    await world.back_up(world.place(str(world.root / "new" / "backups")))
+    assert stat.S_IMODE((world.root / "new" / "backups").stat().st_mode) == 0o700
+
+
+async def test_a_directory_that_cannot_be_made(world: World) -> None:
+    (world.root / "file").write_bytes(b"")
+    with pytest.raises(InvalidRequest, match="cannot be made"):
+        world.place(str(world.root / "file" / "backups"))
+
+
 async def test_a_damaged_mark_is_told(world: World) -> None:
     await world.back_up()
     (world.directory / MARK).write_bytes(b"{")
@@ -248,6 +266,22 @@ async def test_a_full_place_is_said_to_be_full(world: World) -> None:
     with pytest.raises(NoSpace, match=r"There is no room left in s3://full; no backup was made\.") as caught:
         await world.back_up(Place(objects, "s3://full", clock_ms))
     assert "not sent again" in caught.value.hint
+    assert await references(world) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system that is too small")
+async def test_a_directory_on_a_full_disk(world: World) -> None:
+    world.directory.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=256k", "backups", world.directory)
+    try:
+        with pytest.raises(NoSpace, match=f"There is no room left in {world.directory.as_uri()}; no backup was made"):
+            await world.back_up()
+        assert (await world.place().listed())[0] == []
+        run("mount", "-o", "remount,size=16m", world.directory)
+        made = await world.back_up()
+        assert (await world.place().listed())[0] == [made.record.id]
+    finally:
+        run("umount", world.directory)
     assert await references(world) == []
 
 

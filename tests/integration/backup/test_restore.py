@@ -105,6 +105,17 @@ async def test_a_second_life_of_one_backup_is_beyond_the_first(world: World, res
     await end(server)
 
 
+async def test_memory_on_a_base_of_its_own_comes_back(world: World, restoration: Restoration) -> None:
+    head = (await world.get("asleep")).head_snapshot_id
+    assert head is not None and await world.server.node.rebase(head)
+    assert world.server.node.store.manifest(head).private_base is not None
+    await world.back_up()
+    await restoration.restore()
+    server = await restoration.server()
+    assert (await server.prove("asleep")).value == 7
+    await end(server)
+
+
 async def test_an_older_backup_can_be_named(world: World, restoration: Restoration) -> None:
     first = await world.back_up()
     await world.put("asleep", 9)
