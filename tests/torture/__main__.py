@@ -45,9 +45,12 @@ def main() -> int:
     return 1 if table.violations else 0
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: Outcome, seconds: float) -> None:
     mark = "VIOLATION" if outcome.violations else "ok" if outcome.fired else "did not fire"
-    print(f"{outcome.point}: {mark} {outcome.detail if outcome.violations else ''}", file=sys.stderr, flush=True)
+    also = f", and {', '.join(outcome.also)}" if outcome.also else ""
+    print(f"{outcome.point}: {mark}{also} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+    if outcome.violations:
+        print(f"  {outcome.detail}", *outcome.violations, sep="\n  ", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -53,6 +54,36 @@ class Cluster:
 
     async def start(self) -> None:
         await self._postgres.start()
+
+    @asynccontextmanager
+    async def kept_up(self) -> AsyncIterator[int]:
+        """Yields the postmaster's process id. When it dies, it is started again, and it runs when this ends."""
+        pid = self.pid()
+        if pid is None:
+            await self.start()
+            pid = self.pid()
+        assert pid is not None
+        descriptor, died = os.pidfd_open(pid), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def seen() -> None:
+            loop.remove_reader(descriptor)
+            died.set()
+
+        loop.add_reader(descriptor, seen)
+        keeper = asyncio.create_task(self._start_after(died))
+        try:
+            yield pid
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            if died.is_set():
+                await keeper
+            keeper.cancel()
+
+    async def _start_after(self, died: asyncio.Event) -> None:
+        await died.wait()
+        await self.start()
 
     async def stop(self) -> None:
         if self._is_up:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
@@ -27,19 +28,17 @@ from tests.torture.story import clear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
-STEPS = 60
+STEPS = 40
 ROUNDS_PER_HOUSE = 5
 RANDOM_DELAY_S = 0.6
-FAULTS = 3  # in one round
+FAULTS = 4  # in one round, if time permits
+FURTHER_S = 5.0  # after that none follows: a round shall take 10 seconds
 #: Points that have a machine, which can be the victim there.
 WITH_MACHINE = (
     *(CrashPoint.START_CLAIMED, CrashPoint.START_RESTORED, CrashPoint.START_RUNNING, CrashPoint.START_AWAKE),
     *(CrashPoint.CAPTURE_READY, CrashPoint.CAPTURE_PAUSED, CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_PUBLISHED),
     *(CrashPoint.LAYERS_MERGED, CrashPoint.LAYERS_RECORDED),
 )
-
-
-Deed = Callable[[], Awaitable[object]]
 
 
 @dataclass
@@ -98,12 +97,12 @@ class Kills:
         """A fault, then others at named points; each life recovers from the one before, and the last from them all."""
         house = await self._enter()
         house.rounds += 1
-        points = [point, *self._rarest(point)]
-        self._tried.update(points)
-        outcome = await self._faults(house.order, points)
+        outcome = await self._faults(house.order, [point, *self._rarest(point)])
         if outcome.violations:
             if self._keep is not None:
-                shutil.copytree(house.home, self._keep / f"{point.replace(' ', '-')}-{house.rounds}", symlinks=True)
+                kept = self._keep / f"{house.database}-{point.replace(' ', '-')}-{house.rounds}"
+                shutil.copytree(house.home, kept, symlinks=True)
+                shutil.copy(self._scratch / "lives.log", kept)
             await self._leave()  # what one round has broken must not be found again by the next
         return outcome
 
@@ -115,7 +114,11 @@ class Kills:
     async def _faults(self, order: Order, points: Sequence[str]) -> Outcome:
         fired, violations, detail = set[str](), list[str](), list[str]()
         try:
+            begun = time.monotonic()
             for number, point in enumerate(points):
+                if number and time.monotonic() - begun > FURTHER_S:
+                    break
+                self._tried[point] += 1
                 order = replace(order, seed=self._random.randrange(1 << 30), checks=number > 0)
                 detail.append(f"{point} with seed {order.seed}")
                 lived = await self._break(order, point)
@@ -146,17 +149,16 @@ class Kills:
         name, victim = point.split()
         hit = self._random.choice((1, 1, 2))
         if victim == "database":  # somebody starts it again, and the server goes on
-            order = replace(order, crash=f"{name} server {hit}", kills=self._cluster.pid())
-            return await self._live(order, fired=self._cluster.start)
+            async with self._cluster.kept_up() as postmaster:
+                return await self._live(replace(order, crash=f"{name} server {hit}", kills=postmaster))
         return await self._live(replace(order, crash=f"{name} {victim} {hit}"))
 
     # --------------------------------------------------------------------------------------------------------------- lives
 
     async def _live(
-        self, order: Order, *, kill_after: str | None = None, before: Deed | None = None, fired: Deed | None = None
+        self, order: Order, *, kill_after: str | None = None, before: Callable[[], Awaitable[object]] | None = None
     ) -> _Lived:
-        """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done.
-        ``fired`` is done when it says that its fault has happened."""
+        """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done."""
         forker = await self._fork_server()
         assert forker.stdin is not None and forker.stdout is not None
         forker.stdin.write(order.to_line())
@@ -175,6 +177,7 @@ class Kills:
                     is_killing, limit_s = False, LIFE_DEADLINE_S
                     _kill(pid)
                     continue
+                await self._tell_why(pid)
                 _kill(pid)
                 raise TimeoutError(f"a life did not end within {LIFE_DEADLINE_S:g} s: {lines[-3:]}") from None
             word, _, rest = line.partition(" ")
@@ -185,11 +188,15 @@ class Kills:
                 raise RuntimeError("the process that forks servers has ended")
             if word == "born":
                 pid = int(rest)
-            if word == "fired" and fired is not None:
-                await fired()
             if word == kill_after:
                 limit_s, is_killing = self._random.random() * RANDOM_DELAY_S, True
             lines.append(line)
+
+    async def _tell_why(self, pid: int) -> None:
+        """One that hangs writes to the log what it waits for."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        await asyncio.sleep(0.5)
 
     async def _fork_server(self) -> asyncio.subprocess.Process:
         if self._forker is None:

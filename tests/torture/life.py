@@ -26,7 +26,7 @@ from perdure.core import crashpoints
 from perdure.core.errors import PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database
-from perdure.workspaces.model import CreateWorkspace, Workspace, WorkspaceState
+from perdure.workspaces.model import CreateWorkspace, Snapshot, Workspace, WorkspaceState
 from tests.torture.defects import switched_on
 from tests.torture.ledger import Ledger
 from tests.torture.model import told_by
@@ -35,8 +35,8 @@ from tests.torture.registry import Work, works
 from tests.torture.server import CTX, Server
 
 WORKSPACES_MAX = 4
-WEIGHT_OF_WANTED = 8
-NAPS = 3
+WEIGHT_OF_WANTED = 60
+CAPTURES = 2
 DATABASE_DEADLINE_S = 30.0
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
@@ -81,6 +81,12 @@ def main() -> None:
         say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
+def _tell_what_is_awaited() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
+
+
 def _kill_in_its_place(victim: int, _pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
@@ -115,6 +121,7 @@ class Life:
 
     async def live(self) -> None:
         order = self._order
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell_what_is_awaited)
         database = Database(order.url)
         await database.open()
         ledger = Ledger(self._home / "ledger")
@@ -136,6 +143,7 @@ class Life:
             if self._has_fired():
                 self._say("fired")
                 await self._database_back()
+                await self.server.mend()
                 await self._check()
                 return
 
@@ -218,9 +226,10 @@ class Life:
             await awake.guest.write_file(PATH, text(value))
             ledger.note("put", one.id, value=value)
 
-    async def _checkpoint(self, one: Workspace, name: str | None = None) -> None:
+    async def _checkpoint(self, one: Workspace, name: str | None = None) -> Snapshot:
         snapshot = await self.server.service.checkpoint(CTX, one.id, name=name)
         self.server.ledger.note("captured", one.id, snapshot=snapshot.id, name=name)
+        return snapshot
 
     async def _named(self, one: Workspace) -> None:
         await self._checkpoint(one, f"s{self._random.randrange(1 << 32):08x}")
@@ -272,42 +281,50 @@ class Life:
 
     async def _die(self, one: Workspace) -> None:
         """Where it goes on, and what is kept beside it, is looked at before anything else happens to it."""
+        await self._attempt(self._put(one))  # so that there is a machine, and news on its disk
         machine = self.server.node.machines.get(one.id)
         if machine is not None:
             await machine.kill()
+            await self.server.service.upkeep.reconcile()  # notices it, if its event has not come yet
+            await self.server.settle()
             await self._check()
 
     async def _remove(self, one: Workspace) -> None:
-        """A snapshot that it was told of, as its owner would remove it; refused for a head and for what somebody stands on."""
-        ledger = self.server.ledger
-        own = [found.id for found in await self.server.service.snapshots(CTX, one.id) if found.id not in ledger.named]
-        if own:
-            await self.server.service.remove_snapshot(CTX, one.id, self._random.choice(own))
-        await self.server.service.upkeep.clean()
+        """A snapshot that it was told of, as its owner would remove it; refused where somebody stands on it."""
+        ledger, service = self.server.ledger, self.server.service
+        own = [found.id for found in await service.snapshots(CTX, one.id) if found.id not in ledger.named]
+        for snapshot in own[-2:]:
+            await self._attempt(service.remove_snapshot(CTX, one.id, snapshot))
+        await service.upkeep.clean()
 
     async def _compact(self, one: Workspace) -> None:
-        """What the background does some time after it fell asleep. A few sleeps leave something that is worth it."""
-        for _ in range(NAPS):
+        """What the background does some time after it fell asleep. Captures of one wake that are gone then are worth it."""
+        taken = []
+        for _ in range(CAPTURES):
             await self._put(one)
-            await self._sleep(one)
+            taken.append(await self._checkpoint(one))
+        await self._put(one)
+        await self._sleep(one)
+        for snapshot in taken:
+            await self._attempt(self.server.service.remove_snapshot(CTX, one.id, snapshot.id))
         await self.server.service.upkeep.clean()
         await self.server.node.compact()
 
 
 #: What a life does, and which named points each can pass. New workspaces come beside them, and pass ``BIRTH``.
 STEPS = (
-    Work("put", Life._put, 6),
-    Work("checkpoint", Life._checkpoint, 4, ("checkpoint.", "capture.", "layers.")),
-    Work("named", Life._named),
-    Work("sleep", Life._sleep, 4, ("hibernate.", "capture.", "reap.")),
-    Work("wake", Life._wake, 4, ("wake.", "start.", "reap.")),
-    Work("remove", Life._remove, 1, ("reap.",)),
-    Work("compact", Life._compact, 1, ("compact.",)),
-    Work("fork", Life._fork, 2, ("fork.", "delete.")),
-    Work("delete", Life._delete, 1, ("delete.",)),
-    Work("die", Life._die, 1, ("salvage.",)),
-    Work("rewind", Life._rewind, 1, ("rewind.",)),
-    Work("promote", Life._promote, 1, ("promote.",)),
+    Work("put", Life._put, 30),
+    Work("checkpoint", Life._checkpoint, 20, ("checkpoint.", "capture.", "layers.")),
+    Work("named", Life._named, 5),
+    Work("sleep", Life._sleep, 20, ("hibernate.", "capture.", "reap.", "start.", "wake.")),
+    Work("wake", Life._wake, 20, ("wake.", "start.", "reap.")),
+    Work("remove", Life._remove, 5, ("reap.",)),
+    Work("compact", Life._compact, 2, ("compact.",)),
+    Work("fork", Life._fork, 10, ("fork.", "delete.", "start.", "promote.")),
+    Work("delete", Life._delete, 5, ("delete.", "fork.")),
+    Work("die", Life._die, 5, ("salvage.",)),
+    Work("rewind", Life._rewind, 5, ("rewind.",)),
+    Work("promote", Life._promote, 5, ("promote.",)),
 )
 BIRTH = ("create.",)
 

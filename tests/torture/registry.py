@@ -54,8 +54,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Work:
-    """A step of a life with one workspace, one of ``weight`` in about 25. ``passes``: named points that it can pass, by the begin
-    of their names; while one of these is armed, the step is taken more often."""
+    """A step of a life with one workspace, one of ``weight`` in about 140. ``passes``: named points that it can pass, by the
+    begin of their names; while one of these is armed, the step is taken more often."""
 
     name: str
     do: Callable[[Life, Workspace], Awaitable[object]]

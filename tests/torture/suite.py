@@ -37,6 +37,7 @@ class Plan:
     keep: Path | None = None  # a directory for the homes of servers of which something was violated
 
 
+Show = Callable[[Outcome, float], None]  # is told of each round and how many seconds it took
 ADDED = tuple(kinds())
 #: Named points of the product at which added rounds kill; ``kills`` does so at all others.
 ELSEWHERE = frozenset[CrashPoint]().union(*(kind.kills_at for kind in ADDED))
@@ -63,7 +64,7 @@ def unreachable() -> list[CrashPoint]:
     return [point for point in CrashPoint if point not in ELSEWHERE and not point.value.startswith(passed)]
 
 
-async def run(plan: Plan, show: Callable[[Outcome], None] = lambda _: None) -> Table:
+async def run(plan: Plan, show: Show = lambda *_: None) -> Table:
     """All rounds of a plan. Leaves no file and no process."""
     if "kills" in (plan.kinds or USUAL) and not plan.points and (missed := unreachable()):
         names = ", ".join(point.value for point in missed)
@@ -85,7 +86,7 @@ async def run(plan: Plan, show: Callable[[Outcome], None] = lambda _: None) -> T
         clear(scratch)
 
 
-async def _rounds(plan: Plan, sources: Sequence[Source], random: Random, show: Callable[[Outcome], None]) -> Table:
+async def _rounds(plan: Plan, sources: Sequence[Source], random: Random, show: Show) -> Table:
     of_point = {point: source for source in sources for point in source.points if not plan.points or point in plan.points}
     if unknown := set(plan.points) - set(of_point):
         raise InvalidRequest(f"There is no point {min(unknown)!r} in these rounds.", hint="The table of a run lists the points.")
@@ -96,8 +97,9 @@ async def _rounds(plan: Plan, sources: Sequence[Source], random: Random, show: C
             outcome = await of_point[point].round(point)
         except Exception as error:
             outcome = Outcome(point, False, told_by(error))
-        table.add(outcome, time.monotonic() - begun)
-        show(outcome)
+        seconds = time.monotonic() - begun
+        table.add(outcome, seconds)
+        show(outcome, seconds)
         if plan.until_violation and table.violations:
             break
     table.points = tuple(of_point)

@@ -55,13 +55,10 @@ class CrashPoint(StrEnum):
     FORK_CAPTURED = "fork.captured"  # the parent is captured, no child's row
     FORK_RECORDED = "fork.recorded"  # the children's rows say creating, nothing of them is set off
     COMPACT_WRITTEN = "compact.written"  # what is still needed is in a durable segment that nothing names
-    COMPACT_INDEXED = "compact.indexed"  # its index is durable too, the manifest names the old one
+    COMPACT_INDEXED = "compact.indexed"  # its index (or that of a rebase) is durable too, the manifest names the old one
     COMPACT_REPLACED = "compact.replaced"  # the manifest names the new one, the old files are there
     LAYERS_MERGED = "layers.merged"  # machine: what lay below is in the active layer, the live record names those below
     LAYERS_RECORDED = "layers.recorded"  # machine: the record does not name them any more, their files are there
-    DELETE_RECORDED = "delete.recorded"  # the row says deleted, its machine runs and its snapshots are there
-    REAP_MARKED = "reap.marked"  # rows say that snapshots go, their files are all there
-    REAP_UNNAMED = "reap.unnamed"  # a manifest is gone, the other files of the snapshot are there
     UPLOAD_BEGUN = "upload.begun"  # the row says uploading, nothing is sent
     UPLOAD_ANNOUNCED = "upload.announced"  # a pack's row is there, its object is not
     UPLOAD_SENT = "upload.sent"  # the object is there, its row says that it may be
@@ -78,6 +75,9 @@ class CrashPoint(StrEnum):
     FETCH_LAYERS = "fetch.layers"  # its disk layers are here, nothing names them
     FETCH_WRITTEN = "fetch.written"  # every file is durable but the manifest
     FETCH_PUBLISHED = "fetch.published"  # the snapshot is here, its wake has not begun
+    DELETE_RECORDED = "delete.recorded"  # the row says deleted, its machine runs and its snapshots are there
+    REAP_MARKED = "reap.marked"  # rows say that snapshots go, their files are all there
+    REAP_UNNAMED = "reap.unnamed"  # a manifest is gone, the other files of the snapshot are there
     REAP_FREED = "reap.freed"  # the files are gone, the rows not yet
     SALVAGE_KEPT = "salvage.kept"  # the disk of a lost machine, if it had news, is a snapshot, its row is pending
     SALVAGE_RECORDED = "salvage.recorded"  # it is a branch, the node may still know the lost machine

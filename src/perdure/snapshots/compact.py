@@ -70,9 +70,11 @@ def put_index(store: SnapshotStore, manifest: Manifest, index: PageIndex, name: 
     fact = FileFact(f"ram.{name}.index", len(data), disk_layers.digest_of(data))
     create_file(directory / fact.name, data, mode=0o600, disk=store.disk)
     store.disk.sync_dir(directory)
+    crashpoint(CrashPoint.COMPACT_INDEXED)
     memory = replace(manifest.memory, index=fact, segments=index.ends(), total_bytes=index.stored_bytes())
     if base is not None:
         memory = replace(memory, base=base, pages=len(index.pages) + len(index.zeros))
     replaced = store.replace(manifest, replace(manifest, memory=memory))
+    crashpoint(CrashPoint.COMPACT_REPLACED)
     remove(directory / (manifest.memory.index if replaced else fact).name, disk=store.disk)
     return replaced
