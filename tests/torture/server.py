@@ -56,7 +56,7 @@ class Server:
         self.home = home
         self.ledger = ledger
         self.clock = SteppedClock()
-        self.token = f"perdure-torture-{home.name}"
+        self.token = f"perdure-{home.parent.name}-{home.name}"  # another run of the suite has homes of the same names
         self.node = TortureNode(home, image, clock=self.clock, token=self.token, node_id=node_id)
         images = FakeImages()
         images.images = [FakeImage(digest=DIGEST)]
