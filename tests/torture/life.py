@@ -243,6 +243,7 @@ class Life:
 
     async def _fork(self, one: Workspace) -> None:
         allowed = sorted(self._allowed(one))
+        self.server.ledger.note("moving", one.id, values=allowed)  # one that is awake is captured for it: its head may be that
         for child in await self.server.service.fork(CTX, one.id, 2):
             if isinstance(child, Workspace) and allowed:
                 self.server.ledger.note("born", child.id, values=allowed)
