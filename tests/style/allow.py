@@ -12,7 +12,7 @@ ALLOW: dict[str, dict[str, str]] = {
     },
     "process": {
         "src/perdure/cli/daemon.py": "up --detach starts the server in a process of its own",
-        "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
+        "src/perdure/db/programs.py": "runs the wheel's own initdb, pg_ctl and the like (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
         "src/perdure/guest/control.py": "grows the user's file system with the agent disk's own resize2fs",
