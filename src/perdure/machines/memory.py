@@ -121,7 +121,10 @@ class ProcessMemory:
             def read(at: int) -> None:
                 self._move(_libc.process_vm_readv, pages[at : at + share], content.ctypes.data + at * PAGE_SIZE)
 
-            list(_readers.map(read, range(0, len(pages), share)))
+            if share >= len(pages):
+                read(0)
+            else:
+                list(_readers.map(read, range(0, len(pages), share)))
         # The number could have passed to another process only after ours died, and then this says so.
         if not self._is_alive():
             raise MachineDied("The virtual machine ended while its memory was read.")

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,10 +27,11 @@ from perdure.core.errors import CorruptSnapshot, InvalidRequest
 from perdure.core.ids import SegmentId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
-from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pageindex import U32, PageIndex
 from perdure.snapshots.segments import (
     FRAME_PAGES,
     SPARSE_WORDS,
+    WORDS_PER_PAGE,
     Codec,
     EncodedFrame,
     SegmentReader,
@@ -50,12 +51,15 @@ _FRAMES_PER_LOAD = 16
 _FRAMES_PER_RESTORE = 4
 _FRAMES_PER_WRITE = 16
 REHEARSED_AT_ONCE = 1024
+#: So much is handed to the disk while the rest is still being made; a small capture is synced once.
+_BYTES_PER_FLUSH = 64 << 20
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
 _AHEAD = max(2, min(8, os.cpu_count() or 2))
 _threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
+_flusher = ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-flush")
 
 
 class BaseRam:
@@ -249,7 +253,7 @@ def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) ->
 
     def compare(at: int) -> None:
         rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
-        same[rows] = _same_rows(content[rows], rehearsal.content[before])
+        same[rows] = _same_rows(_take(content, rows), rehearsal.content[before])
 
     list(_threads.map(compare, range(0, len(here), BATCH_PAGES)))
     return same
@@ -277,7 +281,7 @@ def _unchanged(
         except CorruptSnapshot:
             return  # what cannot be read is written anew: the log mends itself
         rows = row_of[positions]
-        same[rows] = _same_rows(content[rows], before)
+        same[rows] = _same_rows(_take(content, rows), before)
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
@@ -315,12 +319,27 @@ class _Classified:
 
 
 def _classify(base: BaseRam, written: PageNumbers, content: Pages, rows: Rows) -> _Classified:
-    words = content[rows].view(np.uint64)
-    differs = words != base.read(written[rows]).view(np.uint64)
-    count = np.bitwise_count(np.packbits(differs, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
+    words, pages, half = _take(content, rows).view(np.uint64), written[rows], WORDS_PER_PAGE // 2
+    below = _take(base.pages, pages).view(np.uint64)
+    count = _differing(words[:, :half], below[:, :half])
+    open_ = np.flatnonzero(count <= SPARSE_WORDS)  # of the others it is known what they are
+    count[open_] += _differing(words[open_, half:], below[open_, half:])
     zero = _zero_rows(words) & (count > 0)
     sparse = ~zero & (count > 0) & (count <= SPARSE_WORDS)
     return _Classified(rows[zero], rows[sparse], rows[~zero & (count > SPARSE_WORDS)])
+
+
+def _differing(words: npt.NDArray[np.uint64], below: npt.NDArray[np.uint64]) -> U32:
+    """In how many words each row differs from what is below."""
+    count: U32 = np.bitwise_count(np.packbits(words != below, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
+    return count
+
+
+def _take(content: Pages, rows: Rows | PageNumbers) -> Pages:
+    """These rows in this order, without a copy where they are neighbours: to copy costs as much as all that is done with them."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows) and bool((rows[1:] > rows[:-1]).all()):
+        return content[int(rows[0]) : int(rows[-1]) + 1]
+    return content[rows]
 
 
 def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
@@ -335,7 +354,7 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     """Write the chunks as frames, encoded by several threads and written in order while others encode."""
 
     def encode(chunk: _Chunk) -> EncodedFrame:
-        pages, some = written[chunk.rows], content[chunk.rows]
+        pages, some = written[chunk.rows], _take(content, chunk.rows)
         codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
         return encode_frame(pages, some, base.read(pages if chunk.sparse else pages[:0]), codec)
 
@@ -343,12 +362,19 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     done = _Appended(writer.segment_id, pages, [], [], [])
     before = writer.size
     encoded = _threads.map(encode, chunks)
+    flushed, flushes = before, list[Future[None]]()
     try:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
             done.lengths.extend(frame.size for frame in some)
             done.counts.extend(frame.count for frame in some)
+            if writer.size - flushed >= _BYTES_PER_FLUSH and (not flushes or flushes[-1].done()):
+                flushed = writer.size
+                flushes.append(_flusher.submit(writer.sync))
+        for flush in flushes:
+            flush.result()  # an error is told once: the caller's own sync would not hear of it
     except BaseException:
+        wait(flushes)
         writer.cut(before)
         raise
     return done

@@ -392,3 +392,49 @@ def test_a_reader_refuses_another_segment(tmp_path: Path) -> None:
         SegmentReader(tmp_path, SegmentId("seg_a"))
     with pytest.raises(CorruptSnapshot, match="too early"):
         decode_head(memoryview(b"FRM1"), "seg_a.pages")
+
+
+def test_a_large_record_is_handed_to_the_disk_while_it_is_made(
+    tmp_path: Path, base: BaseRam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a disk that refuses at one of these syncs makes it fail: nobody would hear of it at the next."""
+    monkeypatch.setattr(pagelog, "_BYTES_PER_FLUSH", 64 * PAGE_SIZE)
+    monkeypatch.setattr(pagelog, "_FRAMES_PER_WRITE", 1)
+    pages = np.arange(RAM_PAGES, dtype=np.uint32)
+    content = np.random.default_rng(3).integers(0, 255, (RAM_PAGES, PAGE_SIZE), np.uint8)
+    first = writer(tmp_path)
+    syncs = []
+    monkeypatch.setattr(first, "sync", lambda: syncs.append(first.size))
+    recorded = record(tmp_path, PageIndex(RAM_PAGES), base, (pages, content), first)
+    assert len(syncs) >= 1
+    assert np.array_equal(restored(tmp_path, recorded.index, base), content)
+
+    def refuse() -> None:
+        raise NoSpace("The disk is full.")
+
+    before = first.size
+    monkeypatch.setattr(first, "sync", refuse)
+    with pytest.raises(NoSpace):
+        record(tmp_path, PageIndex(RAM_PAGES), base, (pages, content[::-1]), first)
+    assert first.size == before, "what it had written is taken back"
+
+
+@pytest.mark.parametrize("fill", [0, 256, 1024, PAGE_SIZE])
+def test_a_frame_of_which_some_shrinks_is_compressed(base: BaseRam, fill: int) -> None:
+    """The probe looks at the middle of every page; what is left alone is what does not shrink there."""
+    content = np.random.default_rng(1).integers(0, 255, (64, PAGE_SIZE), np.uint8)
+    middle = PAGE_SIZE // 2
+    content[:32, max(0, middle - fill) : middle + fill] = 7
+    numbers = np.arange(64, dtype=np.uint32)
+    encoded = encode_frame(numbers, content, base.pages[:0], Codec.ZSTD)
+    frame = decode_head(memoryview(b"".join(bytes(part) for part in encoded.parts)), "x")
+    assert frame.codec is (Codec.ZSTD if fill else Codec.RAW)
+    assert np.array_equal(decode_pages(frame, base.pages[:0], "x"), content)
+
+
+def test_rows_are_taken_in_their_order(base: BaseRam) -> None:
+    content = np.arange(10 * PAGE_SIZE, dtype=np.uint32).astype(np.uint8).reshape(10, PAGE_SIZE)
+    content[:, 0] = np.arange(10)
+    for rows in ([3, 4, 5], [0, 2, 1, 3], [5], [], [9, 0], [0, 9], list(range(10))):
+        wanted = np.array(rows, np.intp)
+        assert np.array_equal(pagelog._take(content, wanted), content[wanted])
