@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -56,8 +56,8 @@ class Cluster:
         await self._postgres.start()
 
     @asynccontextmanager
-    async def kept_up(self) -> AsyncIterator[int]:
-        """Yields the postmaster's process id. When it dies, it is started again, and it runs when this ends."""
+    async def kept_up(self, tell: Callable[[], None]) -> AsyncIterator[int]:
+        """Yields the postmaster's process id. When it dies, it is started again and that is told; it runs when this ends."""
         pid = self.pid()
         if pid is None:
             await self.start()
@@ -71,7 +71,7 @@ class Cluster:
             died.set()
 
         loop.add_reader(descriptor, seen)
-        keeper = asyncio.create_task(self._start_after(died))
+        keeper = asyncio.create_task(self._start_after(died, tell))
         try:
             yield pid
         finally:
@@ -81,9 +81,10 @@ class Cluster:
                 await keeper
             keeper.cancel()
 
-    async def _start_after(self, died: asyncio.Event) -> None:
+    async def _start_after(self, died: asyncio.Event, tell: Callable[[], None]) -> None:
         await died.wait()
         await self.start()
+        tell()
 
     async def stop(self) -> None:
         if self._is_up:

@@ -28,6 +28,7 @@ from tests.torture.story import clear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
+TELLS_S = 2.0  # what it waits for
 STEPS = 40
 ROUNDS_PER_HOUSE = 5
 RANDOM_DELAY_S = 0.6
@@ -83,6 +84,7 @@ class Kills:
         self._house: _House | None = None
         self._forker: asyncio.subprocess.Process | None = None
         self._houses = 0
+        self._pid = 0  # of the life that was born last
         (scratch / "pg").mkdir(mode=0o711)
         self._cluster = Cluster(scratch / "pg")
 
@@ -149,7 +151,7 @@ class Kills:
         name, victim = point.split()
         hit = self._random.choice((1, 1, 2))
         if victim == "database":  # somebody starts it again, and the server goes on
-            async with self._cluster.kept_up() as postmaster:
+            async with self._cluster.kept_up(lambda: _signal(self._pid, signal.SIGUSR2)) as postmaster:
                 return await self._live(replace(order, crash=f"{name} server {hit}", kills=postmaster))
         return await self._live(replace(order, crash=f"{name} {victim} {hit}"))
 
@@ -177,7 +179,9 @@ class Kills:
                     is_killing, limit_s = False, LIFE_DEADLINE_S
                     _kill(pid)
                     continue
-                await self._tell_why(pid)
+                _signal(pid, signal.SIGUSR1)  # it writes to its log what it waits for
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(forker.stdout.readline(), TELLS_S)
                 _kill(pid)
                 raise TimeoutError(f"a life did not end within {LIFE_DEADLINE_S:g} s: {lines[-3:]}") from None
             word, _, rest = line.partition(" ")
@@ -187,16 +191,10 @@ class Kills:
                 self._forker = None
                 raise RuntimeError("the process that forks servers has ended")
             if word == "born":
-                pid = int(rest)
+                pid = self._pid = int(rest)
             if word == kill_after:
                 limit_s, is_killing = self._random.random() * RANDOM_DELAY_S, True
             lines.append(line)
-
-    async def _tell_why(self, pid: int) -> None:
-        """One that hangs writes to the log what it waits for."""
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-        await asyncio.sleep(0.5)
 
     async def _fork_server(self) -> asyncio.subprocess.Process:
         if self._forker is None:
@@ -236,5 +234,9 @@ def _has_fired(lived: _Lived) -> bool:
 
 
 def _kill(pid: int) -> None:
+    _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

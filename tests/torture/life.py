@@ -2,7 +2,8 @@
 
 The forking process imports everything once and runs no thread, so that a life begins in milliseconds. Orders come on stdin, one
 JSON object a line; what happens goes to stdout, one line each: ``born PID``, ``violation TEXT``, ``checked``, ``working``,
-``fired``, ``ended CODE``. Everything else that is printed goes to stderr.
+``fired``, ``told``, ``ended CODE``. Everything else that is printed goes to stderr. SIGUSR1 asks a life what it waits for,
+SIGUSR2 tells it that the database runs again.
 """
 
 from __future__ import annotations
@@ -81,12 +82,6 @@ def main() -> None:
         say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
-def _tell_what_is_awaited() -> None:
-    for task in asyncio.all_tasks():
-        task.print_stack(file=sys.stderr)
-    sys.stderr.flush()
-
-
 def _kill_in_its_place(victim: int, _pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
@@ -118,10 +113,13 @@ class Life:
         self._fired = False
         self._is_armed = False
         self._is_back = False
+        self._started_again = asyncio.Event()
 
     async def live(self) -> None:
         order = self._order
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell_what_is_awaited)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._tell_what_is_awaited)
+        loop.add_signal_handler(signal.SIGUSR2, self._started_again.set)
         database = Database(order.url)
         await database.open()
         ledger = Ledger(self._home / "ledger")
@@ -147,14 +145,20 @@ class Life:
                 await self._check()
                 return
 
+    def _tell_what_is_awaited(self) -> None:
+        for task in asyncio.all_tasks():
+            task.print_stack(file=sys.stderr)
+        sys.stderr.flush()
+        self._say("told")
+
     async def _database_back(self) -> None:
-        """Somebody starts it again; this server has its connections again some time later."""
+        """Somebody starts it again, and tells by a signal. Of this server's connections all are dead; each is met once."""
         async with asyncio.timeout(DATABASE_DEADLINE_S):
             while self._is_database_away:
+                await self._started_again.wait()
                 with suppress(PerdureError):
                     await self.server.service.find(CTX)
                     self._is_back = True
-                await asyncio.sleep(0.02)
 
     @property
     def _is_database_away(self) -> bool:
