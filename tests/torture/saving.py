@@ -231,7 +231,8 @@ class Recovering:
             await mover.upload(one.snapshot_id, (), await facts_of(server.database, one.snapshot_id))
 
     async def recover(self) -> None:
-        """All that is here now, and nothing of earlier times."""
+        """All that is here now, and nothing of earlier times: a copy that a crash cuts off is expected to hold nothing."""
+        self._expected.unlink(missing_ok=True)
         clear(self.directory)
         await self.copy()
         _recreate(self.server.database.url, self.url)
