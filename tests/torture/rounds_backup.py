@@ -43,9 +43,10 @@ async def _check(server: Server) -> None:
     await Recovering(server).check()
 
 
+#: A restore takes as long as all the rest of a life, so that only who waits for one of its points has to wait for it.
 WORKS = (
     Work("back up", _back_up, 1, ("backup.",)),
-    Work("restore", _restore, 1, ("restore.",)),
-    Work("recover", _recover, 1, ("recover.",)),
+    Work("restore", _restore, 0, ("restore.",)),
+    Work("recover", _recover, 0, ("recover.",)),
 )
 PARTS = (Part(_begin, _check),)

@@ -46,7 +46,7 @@ from perdure.workspaces.facts import RESTORED
 
 MARK = "restore.json"
 #: What a home has that is used: such a one is never restored into.
-_USED = ("db", "store", "node.id", "keys")
+_USED = ("db", "store", "node.id")
 _SHOWN_MAX = 5
 
 
@@ -173,14 +173,21 @@ def _take_keys(settings: Settings, record: BackupRecord) -> tuple[str, ...]:
     for name, wrapped in record.keys.items():
         if "/" in name or name.startswith("."):
             raise CorruptData(f"The backup {record.id} has a key of the name {name!r}, which none can have.")
-        files.make_dir(settings.store_keys_dir, mode=0o700)
-        files.write_file(settings.store_keys_dir / name, base64.b64decode(wrapped), mode=0o600)
+        _take_wrapped(settings.store_keys_dir / name, base64.b64decode(wrapped))
     if mine is None and record.key_mark is not None:
         return (
             "The backup does not hold the master key, and none is here, so a new one is made: what was sealed with the old one "
             "in an object store cannot be read, and what was signed with it, such as handles in workspaces, is refused.",
         )
     return ()
+
+
+def _take_wrapped(path: Path, wrapped: bytes) -> None:
+    """A tenant's key. One that is here already, and another one, is somebody's."""
+    if path.exists() and path.read_bytes() != wrapped:
+        raise Conflict(f"{path} is not the key that the backup has.", hint="Move the directory of keys aside and run this again.")
+    files.make_dir(path.parent, mode=0o700)
+    files.write_file(path, wrapped, mode=0o600)
 
 
 def _keyring(settings: Settings, record: BackupRecord) -> Keyring:

@@ -322,6 +322,24 @@ async def test_a_sealed_backup_needs_the_key_and_nothing_else(world: World, rest
     await end(server)
 
 
+async def test_a_sealed_backup_that_was_damaged_is_restored_when_it_is_mended(world: World, restoration: Restoration) -> None:
+    """The keys that it brings do not make the home one that is in use; other keys are somebody's."""
+    world.seal = True
+    await world.back_up()
+    (some,) = list((world.directory / "ten_default" / "packs").iterdir())[:1]
+    aside = some.rename(world.root / "aside")
+    with pytest.raises(CorruptData, match="are missing"):
+        await restoration.restore()
+    aside.rename(some)
+    key = restoration.home / "keys" / "ten_default.key"
+    wrapped = key.read_bytes()
+    key.write_bytes(b"another")
+    with pytest.raises(Conflict, match=r"ten_default\.key is not the key that the backup has"):
+        await restoration.restore()
+    key.write_bytes(wrapped)
+    await restoration.restore()
+
+
 async def test_a_sealed_backup_after_a_plain_one_in_one_place(world: World, restoration: Restoration) -> None:
     """Neither can use the other's chunks, and both are whole."""
     plain = await world.back_up()
