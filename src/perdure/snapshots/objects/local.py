@@ -178,11 +178,13 @@ class Mover:
         return False
 
     async def _own_base(self, item: StoredItem, told: BaseFact) -> None:
-        """As with layers: one that is here already is the same, unless it is debris."""
+        """One that is here and whole is the same. Another one's file is damaged or debris; a machine that maps it keeps it."""
         store, path = self.store, self.store.bases / base_file(told.base_id)
-        if store.users(path.name) and _size(path) == told.size:
+        try:
+            await asyncio.to_thread(check_base, store.bases, told, content=True)
             return
-        await asyncio.to_thread(remove, path, disk=store.disk)
+        except CorruptSnapshot:
+            await asyncio.to_thread(remove, path, disk=store.disk)
         await self.downloader.fetch_file(item, path.name, path, disk=store.disk)
         await asyncio.to_thread(store.disk.chmod, path, 0o444)
         await asyncio.to_thread(store.disk.sync_dir, store.bases)

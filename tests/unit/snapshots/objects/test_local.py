@@ -263,6 +263,22 @@ async def test_a_damaged_private_base_is_neither_sent_nor_taken(here: Place, els
     assert debris.read_bytes() == good
 
 
+async def test_a_damaged_private_base_is_mended_by_a_fetch(here: Place) -> None:
+    """Also for the other snapshot on it, which was not fetched."""
+    facts, machine = await rebased(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    (base,) = here.node.store.bases.iterdir()
+    base.chmod(0o644)
+    data = bytearray(base.read_bytes())
+    data[9000] ^= 1
+    base.write_bytes(data)
+    here.node.store.delete([facts.snapshot_id])
+    fetched = await here.mover.fetch(item.key)
+    await wakes_as(here.node, fetched, machine)
+    for one in here.node.store.complete():
+        here.node.store.verify(one.snapshot_id)
+
+
 async def test_a_crash_at_any_write_of_a_fetch_of_a_private_base_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
     facts, machine = await rebased(here.node)
     item, _ = await here.mover.upload(facts.snapshot_id)
