@@ -31,7 +31,7 @@ from perdure.backup.service import BackupService
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
-from perdure.core.errors import Conflict, PerdureError, Unavailable
+from perdure.core.errors import Conflict, InvalidRequest, PerdureError, Unavailable
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
@@ -58,6 +58,7 @@ from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.opening import open_remote
 from perdure.wire import public
 from perdure.wire.node import SecondHome
+from perdure.wire.objects import IMAGES
 from perdure.workspaces.model import Context
 from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import WorkspaceStore
@@ -260,12 +261,25 @@ async def _objects(settings: Settings, clock: Clock, database: Database) -> Obje
     if settings.store_url is None:
         return None
     keyring: Keyring = PlainKeyring()
+    is_sealed = any(settings.store_keys_dir.glob("*.key"))
     if settings.store_encryption:
+        if not is_sealed and await database.one("homes.any_stored", images=IMAGES) is not None:
+            raise _other_encryption(settings, "has snapshots that are not encrypted, or the tenants' keys are missing")
         keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file))
+    elif is_sealed:
+        raise _other_encryption(settings, "is encrypted: there are tenants' keys")
     remote = open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
     row = await database.one("homes.installation")
     assert row is not None, "a migration has made it"
     return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True), row["id"])
+
+
+def _other_encryption(settings: Settings, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"PERDURE_STORE_ENCRYPTION is {str(settings.store_encryption).lower()}, but the object store {why}.",
+        hint="Set it as it was when the store was first used, for a store cannot be read both ways; if "
+        f"{settings.store_keys_dir} is lost, restore it from a backup.",
+    )
 
 
 async def _claim(home: SecondHome) -> None:

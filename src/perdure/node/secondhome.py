@@ -103,7 +103,14 @@ class NodeSecondHome:
         self._collector = Collector(parts.remote, parts.catalogue, parts.owner, pack_bytes=parts.pack_bytes)
         self._known: set[BaseRef] = set()  # images that were seen to be here
         self._evicting: dict[SnapshotId, asyncio.Task[int]] = {}
+        self._fetching: dict[SnapshotId, asyncio.Task[Fetched]] = {}
         self._is_ours = False
+
+    async def close(self) -> None:
+        """Cut off fetches that nobody waits for any more."""
+        for task in list(self._fetching.values()):
+            task.cancel()
+        await asyncio.gather(*self._fetching.values(), *self._evicting.values(), return_exceptions=True)
 
     async def claim(self) -> None:
         if not self._is_ours:
@@ -149,6 +156,15 @@ class NodeSecondHome:
             await asyncio.wait([self._evicting[snapshot_id]])
         if not afresh and await self._is_here(snapshot_id):
             return HERE
+        # Siblings that start from one snapshot find the same damage: what the first has fetched is not thrown away by the second.
+        task = self._fetching.get(snapshot_id)
+        if task is None:
+            work = self._fetch(snapshot_id, tenant_id, afresh=afresh)
+            task = self._fetching[snapshot_id] = asyncio.create_task(work, name=f"fetch-{snapshot_id}")
+            task.add_done_callback(lambda _: self._fetching.pop(snapshot_id, None))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, snapshot_id: SnapshotId, tenant_id: TenantId, *, afresh: bool) -> Fetched:
         key = ItemKey(Scope(tenant_id), snapshot_id)
         item = await self._downloader.open(key)
         refs = _images_of(snapshot_of(item))

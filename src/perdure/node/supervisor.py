@@ -101,7 +101,8 @@ class NodeSupervisor:
         self._compaction = Compaction(self._store, self._base_of, settings.rebase_mib)
         self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._starts = Starts()
-        self.second_home: SecondHome | None = None if parts.objects is None else self._second_home(parts.objects)
+        self._home = None if parts.objects is None else self._second_home(parts.objects)
+        self.second_home: SecondHome | None = self._home
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False
@@ -128,6 +129,8 @@ class NodeSupervisor:
         for task in self._streams:
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
+        if self._home is not None:
+            await self._home.close()
         await self._starter.warming.close()
         await asyncio.to_thread(self._store.close)
 

@@ -104,6 +104,7 @@ class Upkeep:
         self._is_closing = True
         for task in (*self._loops, *self._tasks):
             task.cancel()
+        self.uploads.stop()
         for owner in self._owners.values():
             owner.stop()
 

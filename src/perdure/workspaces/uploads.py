@@ -99,11 +99,15 @@ class Uploads:
 
     async def close(self) -> None:
         """Cut off what is under way; the next start goes on with it."""
+        await asyncio.gather(*self.stop(), return_exceptions=True)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """The same without waiting for it, as a crash would; returns what was cut off."""
         self._is_closing = True
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
 
     async def _upload(self, home: SecondHome, snapshot_id: SnapshotId, job: _Job) -> None:
         """One attempt. Its outcome is in the job, or in the row that says durable."""

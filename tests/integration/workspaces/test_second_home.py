@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from perdure.core.errors import Conflict, CorruptSnapshot, DeadlineExceeded, NotFound, Unavailable
+from perdure.core.config import Settings
+from perdure.core.errors import Conflict, CorruptSnapshot, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from perdure.core.ids import NodeId, SnapshotId
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import StoreCatalogue
 from perdure.wire.node import Damage, MemoryFate
 from perdure.wire.objects import ItemKey, Scope
+from perdure.wiring import _objects
 from perdure.workspaces.model import DiskFate, Recovery, UploadState, Verified, Workspace, WorkspaceKind, WorkspaceState
 from perdure.workspaces.service import WorkspaceService
 from tests.fakes.control_plane import CTX, ControlPlane, control_plane
@@ -201,6 +204,25 @@ async def test_after_a_crash_the_rows_say_what_is_left_to_upload(homes: Homes) -
     homes.home.gate = None
     await homes.plane.restart()
     assert await homes.uploaded() == {head}
+
+
+async def test_a_store_is_not_used_with_the_other_encryption(homes: Homes, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, store_url=f"file://{tmp_path}/objects")
+    sealed = settings.model_copy(update={"store_encryption": True})
+    database, clock = homes.plane.database, homes.plane.clock
+    assert await _objects(Settings(home=tmp_path), clock, database) is None
+    assert await _objects(sealed, clock, database) is not None, "nothing is in it yet"
+    await homes.plane.create(**NEVER)
+    await homes.slept()
+    await homes.uploaded()
+    with pytest.raises(InvalidRequest, match="is true, but the object store has snapshots that are not encrypted"):
+        await _objects(sealed, clock, database)
+    parts = await _objects(settings, clock, database)
+    assert parts is not None and parts.owner.startswith("ins_")
+    (tmp_path / "keys" / "ten_default.key").write_bytes(b"a key")
+    with pytest.raises(InvalidRequest, match="is false, but the object store is encrypted") as caught:
+        await _objects(settings, clock, database)
+    assert str(tmp_path / "keys") in caught.value.hint
 
 
 # ---------------------------------------------------------------------------------------------------------------------- room

@@ -172,6 +172,24 @@ async def test_what_is_damaged_here_is_fetched_afresh(here: Place, lost: str) ->
     await here.is_whole(snapshot_id, machine)
 
 
+async def test_siblings_that_find_the_same_damage_fetch_it_once(here: Place, objects: FakeObjects) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    next(here.node.store.segments.iterdir()).unlink()
+    reads: list[str] = []
+    objects.faults = lambda operation, name: reads.append(name) if operation == "get" else None
+    both = await asyncio.gather(*(here.home.fetch(snapshot_id, TENANT, afresh=True) for _ in range(2)))
+    assert both[0] == both[1] and both[0].is_fetched
+    assert len(reads) == 1, "one manifest was read, for both"
+    await here.is_whole(snapshot_id, machine)
+    impatient = asyncio.create_task(here.home.fetch(snapshot_id, TENANT, afresh=True))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await here.home.fetch(snapshot_id, TENANT, afresh=True)  # what it began went on
+    await here.is_whole(snapshot_id, machine)
+    await here.home.close()
+
+
 async def test_what_the_store_has_is_read_to_its_last_byte(here: Place, objects: FakeObjects) -> None:
     snapshot_id, _ = await here.slept()
     await here.upload(snapshot_id)

@@ -19,6 +19,10 @@ limit %(limit)s;
 -- When a snapshot became durable in the store; no row when it is not.
 select durable_at from store_items where scope = %(scope)s and name = %(name)s and state = 'durable';
 
+-- name: any_stored
+-- Whether a tenant has anything in the store.
+select 1 as yes from store_items where scope <> %(images)s and state = 'durable' limit 1;
+
 -- name: is_complete
 select id from snapshots where id = %(id)s and state = 'complete';
 
