@@ -9,11 +9,13 @@ SIGUSR2 tells it that the database runs again.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,6 +40,7 @@ from tests.torture.server import CTX, Server
 WORKSPACES_MAX = 4
 WEIGHT_OF_WANTED = 60
 CAPTURES = 2
+WORK_S = 8.0  # what has not fired by then is left to another round
 DATABASE_DEADLINE_S = 30.0
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
@@ -136,7 +139,10 @@ class Life:
         if order.kills is not None:
             crashpoints._kill = partial(_kill_in_its_place, order.kills)
         self._say("working")
+        until = time.monotonic() + WORK_S
         for _ in range(order.steps):
+            if time.monotonic() > until:
+                return
             await self._attempt(self._step())
             if self._has_fired():
                 self._say("fired")
@@ -148,15 +154,19 @@ class Life:
     def _tell_what_is_awaited(self) -> None:
         for task in asyncio.all_tasks():
             task.print_stack(file=sys.stderr)
+        faulthandler.dump_traceback(sys.stderr)
         sys.stderr.flush()
         self._say("told")
 
     async def _database_back(self) -> None:
-        """Somebody starts it again, and tells by a signal. Of this server's connections all are dead; each is met once."""
+        """Somebody starts it again, and tells by a signal; then a server looks which of its connections are dead."""
+        if not self._is_database_away:
+            return
         async with asyncio.timeout(DATABASE_DEADLINE_S):
+            await self._started_again.wait()
             while self._is_database_away:
-                await self._started_again.wait()
                 with suppress(PerdureError):
+                    await self.server.database.renew()
                     await self.server.service.find(CTX)
                     self._is_back = True
 
@@ -169,14 +179,13 @@ class Life:
         """No fault falls into it: what it finds would be that fault."""
         if self._is_database_away:
             return
-        crashpoints.arm(None)
+        armed, crashpoints._armed = crashpoints._armed, None
         try:
             await self.server.check(self._random)
         except Exception as error:
             self._say(f"violation {told_by(error)[0]}")
         finally:
-            if self._crash_file.exists():
-                crashpoints.arm(self._crash_file)
+            crashpoints._armed = armed  # with the passes that it has counted
         self._say("checked")
 
     def _has_fired(self) -> bool:
@@ -279,6 +288,8 @@ class Life:
             await self._check()
         elif len(found) < WORKSPACES_MAX:
             await self._fork(one)
+        else:
+            await self._delete(one)
 
     async def _delete(self, one: Workspace) -> None:
         self.server.ledger.note("deleting", one.id)
