@@ -46,7 +46,7 @@ from perdure.snapshots.manifest import (
     base_file,
 )
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, Recorded, Rehearsal, record, rehearse, restore
+from perdure.snapshots.pagelog import BaseRam, Recorded, Rehearsal, StillPages, record, rehearse, restore
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -59,7 +59,8 @@ LIVE_SHARE = 0.5
 GARBAGE_BYTES_MIN = 1 << 20
 #: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
 ROOM_TO_SPARE_PAGES = 2048
-#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part.
+#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part: then a hibernation copies
+#: nothing ahead, but records what stands still as it reads it.
 REHEARSED_PAGES_MAX = 16384
 
 
@@ -100,13 +101,14 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture copied; held in memory until ``commit``. ``timings_ms``: devices, overlay, memory, in milliseconds."""
+    """What a capture copied; held in memory until ``commit``, but for the pages of a large hibernation, which are read then.
+    ``timings_ms``: devices, overlay, memory, in milliseconds."""
 
     request: CaptureRequest
     directory: Path
     layers: tuple[DiskId, ...]
     pages: PageNumbers
-    content: Pages
+    content: Pages | StillPages
     timings_ms: Mapping[str, float]
 
 
@@ -239,8 +241,8 @@ class MachineRun:
         """Before a hibernation's capture: make room for the copy, and do of ``commit`` what can be done beforehand, until it is
         ``enough``. The caller waits for the whole of it, and the guest has to flush its disk and to stand still meanwhile."""
         pages = await asyncio.to_thread(machine.memory.written_pages)
-        self._room = await asyncio.to_thread(_room_for, pages)
         if len(pages) <= REHEARSED_PAGES_MAX:
+            self._room = await asyncio.to_thread(_room_for, pages)
             held_against = self.store.segments, self._index, self.spec.base.ram
             self._rehearsal = await asyncio.to_thread(rehearse, *held_against, machine.memory, pages, enough)
 
@@ -269,7 +271,8 @@ class MachineRun:
         directory = self.store.snapshots / request.snapshot_id
         timings: dict[str, float] = {}
         room, self._room = self._room, None
-        memory = asyncio.create_task(asyncio.to_thread(_copy_memory, machine.memory, room, timings))
+        copy = _copy_memory if request.goes_on else _copy_or_read_later
+        memory = asyncio.create_task(asyncio.to_thread(copy, machine.memory, room, timings))
         layers = self._layers
         try:
             begun = time.perf_counter()
@@ -416,7 +419,14 @@ def _room_for(pages: PageNumbers) -> Pages:
     return make_room(len(pages) + ROOM_TO_SPARE_PAGES, ahead=True)
 
 
-def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages]:
+def _copy_or_read_later(
+    memory: GuestMemory, room: Pages | None, timings: dict[str, float]
+) -> tuple[PageNumbers, Pages | StillPages]:
+    pages = memory.written_pages()
+    return (pages, StillPages(memory, pages)) if len(pages) > REHEARSED_PAGES_MAX else _copy_memory(memory, room, timings)
+
+
+def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages | StillPages]:
     begun = time.perf_counter()
     pages = memory.written_pages()
     content = memory.read_pages(pages, room)

@@ -59,6 +59,8 @@ Rows = npt.NDArray[np.intp]
 
 _AHEAD = max(2, min(8, os.cpu_count() or 2))
 _threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
+#: Of a machine that stands still so many pages are read at once: 16 MiB.
+_STILL_PAGES = 4096
 _flusher = ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-flush")
 
 
@@ -105,6 +107,18 @@ class SegmentReaders:
 
     def __getitem__(self, segment: SegmentId) -> SegmentReader:
         return self._open[segment]
+
+
+@dataclass(frozen=True, slots=True)
+class StillPages:
+    """Pages of a machine that stands still until they are recorded, read some megabytes at a time: to find room for a copy of a
+    gigabyte takes longer than to write it."""
+
+    memory: GuestMemory
+    pages: PageNumbers
+
+    def __len__(self) -> int:
+        return len(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +179,7 @@ def record(
     directory: Path,
     last: PageIndex | Rehearsal,
     base: BaseRam,
-    captured: tuple[PageNumbers, Pages],
+    captured: tuple[PageNumbers, Pages | StillPages],
     writer: SegmentWriter,
     *,
     leave: frozenset[SegmentId] = frozenset(),
@@ -173,15 +187,50 @@ def record(
     """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base.
 
     Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more. Nothing is
-    durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
+    durable before ``writer.sync()``. Raises NoSpace or what reading a machine raises, and then ``last`` is still the truth.
     """
     written, content = captured
+    if isinstance(content, StillPages):
+        last = last.last if isinstance(last, Rehearsal) else last
+        return _record_still(directory, _without(last, leave), base, content, writer)
     known = np.zeros(len(written), bool)
     if isinstance(last, Rehearsal):
         known = _as_rehearsed(last, written, content)
         last = last.last
     last = _without(last, leave)
-    unchanged, kept = _unchanged(directory, last, base, captured, known)
+    part = _record_part(directory, last, base, (written, content, known), writer)
+    return Recorded(_joined(last, *part), len(part[2].pages), sum(part[2].lengths))
+
+
+def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillPages, writer: SegmentWriter) -> Recorded:
+    room = make_room(min(len(still), _STILL_PAGES), ahead=False)
+    parts, flushes = [], _Flushes(writer)
+    try:
+        for at in range(0, max(1, len(still)), _STILL_PAGES):
+            pages = still.pages[at : at + _STILL_PAGES]
+            content = still.memory.read_pages(pages, room)
+            parts.append(_record_part(directory, last, base, (pages, content, np.zeros(len(pages), bool)), writer))
+            flushes.look()
+        flushes.end()
+    except BaseException:
+        flushes.undo()
+        raise
+    kept, zeros, appended = zip(*parts, strict=True)
+    whole = _Appended(
+        writer.segment_id,
+        np.concatenate([part.pages for part in appended]),
+        *([one for part in appended for one in getattr(part, name)] for name in ("offsets", "lengths", "counts")),
+    )
+    index = _joined(last, np.concatenate(kept), np.concatenate(zeros), whole)
+    return Recorded(index, len(whole.pages), sum(whole.lengths))
+
+
+def _record_part(
+    directory: Path, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages, Mask], writer: SegmentWriter
+) -> tuple[Rows, PageNumbers, _Appended]:
+    """Append what of these pages differs; which positions of ``last`` stand, which pages are zero, and what was appended."""
+    written, content, known = captured
+    unchanged, kept = _unchanged(directory, last, base, (written, content), known)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
     parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
@@ -190,8 +239,7 @@ def record(
     for sparse in (True, False):
         rows = np.concatenate([part.sparse if sparse else part.dense for part in parts])
         chunks += _chunks(rows, sparse=sparse)
-    appended = _append(written, content, chunks, base, writer)
-    return Recorded(_joined(last, kept, zeros, appended), len(appended.pages), sum(appended.lengths))
+    return kept, zeros, _append(written, content, chunks, base, writer)
 
 
 def rehearse(
@@ -290,6 +338,30 @@ def _unchanged(
     return same, at[same]
 
 
+class _Flushes:
+    """Hands what is written to the disk while the rest is still being made."""
+
+    def __init__(self, writer: SegmentWriter) -> None:
+        self._writer = writer
+        self._begun = self._handed = writer.size
+        self._running: list[Future[None]] = []
+
+    def look(self) -> None:
+        if self._writer.size - self._handed >= _BYTES_PER_FLUSH and (not self._running or self._running[-1].done()):
+            self._handed = self._writer.size
+            self._running.append(_flusher.submit(self._writer.sync))
+
+    def end(self) -> None:
+        """An error is told once: the caller's own sync would not hear of it."""
+        for flush in self._running:
+            flush.result()
+
+    def undo(self) -> None:
+        """Take back all that was written since."""
+        wait(self._running)
+        self._writer.cut(self._begun)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Rows of the captured content that make one frame."""
@@ -360,22 +432,17 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
 
     pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
     done = _Appended(writer.segment_id, pages, [], [], [])
-    before = writer.size
     encoded = _threads.map(encode, chunks)
-    flushed, flushes = before, list[Future[None]]()
+    flushes = _Flushes(writer)
     try:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
             done.lengths.extend(frame.size for frame in some)
             done.counts.extend(frame.count for frame in some)
-            if writer.size - flushed >= _BYTES_PER_FLUSH and (not flushes or flushes[-1].done()):
-                flushed = writer.size
-                flushes.append(_flusher.submit(writer.sync))
-        for flush in flushes:
-            flush.result()  # an error is told once: the caller's own sync would not hear of it
+            flushes.look()
+        flushes.end()
     except BaseException:
-        wait(flushes)
-        writer.cut(before)
+        flushes.undo()
         raise
     return done
 
