@@ -1,8 +1,8 @@
-"""Rounds on a real file system of a few megabytes that is full to its last page, for the node and for the guest's own disk.
+"""Rounds on a real file system of a few megabytes that is full to its last block, for the node and for the guest's own disk.
 
-
-As root it is a tmpfs of the round's own. Others cannot mount one; for them the recording disk runs full at any write, which the
-guest's disk does not notice.
+As root it is an ext4 in a file, mounted by a loop device. (Not a tmpfs: there a hole takes room when it is only read by a mapping,
+and who does so on a full one dies of SIGBUS; a home on a tmpfs is none that lasts.) Where that cannot be mounted, the recording
+disk runs full at any write, which the guest's disk does not notice.
 """
 
 from __future__ import annotations
@@ -54,8 +54,16 @@ class _Mounted(_Room):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.disk = Disk()
-        options = f"size={SIZE_MIB}m,mode=711"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "torture", directory], check=True, capture_output=True)
+        self._file = directory.with_suffix(".ext4")
+        with self._file.open("wb") as file:
+            file.truncate(SIZE_MIB << 20)
+        try:
+            _run("mkfs.ext4", "-q", "-F", "-m", "0", self._file)
+            _run("mount", "-o", "loop", self._file, directory)
+        except (OSError, subprocess.CalledProcessError):
+            self._file.unlink()
+            raise
+        directory.chmod(0o711)
 
     def tighten(self, keep: int) -> None:
         free = os.statvfs(self.directory)
@@ -66,8 +74,13 @@ class _Mounted(_Room):
         (self.directory / "ballast").unlink()
 
     def close(self) -> None:
-        subprocess.run(["umount", "--lazy", self.directory], check=True, capture_output=True)
+        _run("umount", "--lazy", self.directory)
+        self._file.unlink()
         super().close()
+
+
+def _run(*words: str | Path) -> None:
+    subprocess.run(words, check=True, capture_output=True)
 
 
 class _Recorded(_Room):
