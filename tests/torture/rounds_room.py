@@ -1,8 +1,8 @@
 """Rounds on a real file system of a few megabytes that is full to its last block, for the node and for the guest's own disk.
 
-As root it is an ext4 in a file, mounted by a loop device. (Not a tmpfs: there a hole takes room when it is only read by a mapping,
-and who does so on a full one dies of SIGBUS; a home on a tmpfs is none that lasts.) Where that cannot be mounted, the recording
-disk runs full at any write, which the guest's disk does not notice.
+As root it is an ext4 in a file, mounted by a loop device. (Not a tmpfs: there a hole takes room when it is only read by a
+mapping, and who does so on a full one dies of SIGBUS; a home on a tmpfs is none that lasts.) Where that cannot be mounted, the
+recording disk runs full at any write, which the guest's disk does not notice.
 """
 
 from __future__ import annotations
