@@ -94,7 +94,7 @@ class Uploads:
 
     async def drain(self) -> None:
         """Wait until no upload is under way."""
-        while tasks := [job.task for job in self._jobs.values() if job.task is not None]:
+        while tasks := [job.task for job in self._jobs.values() if job.task is not None and not job.task.done()]:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
