@@ -18,7 +18,7 @@ from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, HostUnfi
 from perdure.db import migrations
 from perdure.images.registry import _sealed
 from perdure.journal.entries import Journal
-from perdure.workspaces.model import MemoryFate, WorkspaceState
+from perdure.workspaces.model import MemoryFate, SnapshotReason, WorkspaceState
 from tests.integration.backup.conftest import Restoration, World
 from tests.torture.saving import MASTER, clock_ms, make_images
 from tests.torture.server import CTX, Server
@@ -73,10 +73,8 @@ async def test_what_was_begun_at_the_backup_is_not_restored(world: World, restor
     """A pending snapshot, a deletion under way, a create nobody was told of, a reference of the backup itself, another store."""
     database = world.server.database
     awake = await world.get("awake")
-    pending = world.server.tools.mint_snapshot()
-    await database.run(
-        "snapshots.insert_pending", id=pending, workspace_id=awake.id, generation=awake.generation, reason="requested", name=None
-    )
+    record = await world.server.store.by_id(awake.id)
+    await world.server.store.intend(record, world.server.tools.mint_snapshot(), SnapshotReason.REQUESTED)
     async with database._checkout() as connection:
         await connection.execute("update workspaces set state = 'creating' where name = 'new'")
     await world.back_up()
