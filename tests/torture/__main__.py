@@ -14,7 +14,7 @@ import structlog
 
 from perdure.core.errors import InvalidRequest
 from tests.torture.defects import DEFECTS
-from tests.torture.model import GOAL, ROUNDS, Outcome
+from tests.torture.model import GOAL, ROUNDS, Outcome, Table
 from tests.torture.suite import KINDS, Plan, run
 
 
@@ -28,9 +28,8 @@ def main() -> int:
     kinds = tuple(KINDS) if arguments.all else tuple(arguments.only or ())
     points = tuple(arguments.point or ())
     plan = Plan(arguments.rounds, seed, arguments.defect, kinds, points, arguments.until_violation, arguments.keep)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no database behind
     try:
-        table = asyncio.run(run(plan, _show))
+        table = asyncio.run(_run(plan))
     except InvalidRequest as error:
         print(error.message, file=sys.stderr)
         return 2
@@ -39,10 +38,20 @@ def main() -> int:
     for line in table.lines():
         print(line)
     print(f"the longest round took {table.longest_s:.1f} s: {table.longest}", file=sys.stderr)
+    if table.is_cut_off:
+        return 1 if table.violations else 130
     if (silent := table.silent()) and not table.violations:
         print(f"fired less than {GOAL} times: {', '.join(silent)}", file=sys.stderr)
         return 1
     return 1 if table.violations else 0
+
+
+async def _run(plan: Plan) -> Table:
+    """SIGTERM ends it as Ctrl-C does: no database is left behind, and what was found is told."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(plan, _show)
 
 
 def _show(outcome: Outcome, seconds: float) -> None:

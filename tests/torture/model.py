@@ -76,6 +76,7 @@ class Table:
     violations: list[str] = field(default_factory=list)
     longest: str = "none"  # the point of the longest round
     longest_s: float = 0.0
+    is_cut_off: bool = False  # somebody ended the run; the round that was under way does not count
 
     def add(self, outcome: Outcome, seconds: float = 0.0) -> None:
         self.rounds += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -95,6 +96,9 @@ async def _rounds(plan: Plan, sources: Sequence[Source], random: Random, show: S
         point, begun = _next(table, random), time.monotonic()
         try:
             outcome = await of_point[point].round(point)
+        except asyncio.CancelledError:
+            table.is_cut_off = True
+            break
         except Exception as error:
             outcome = Outcome(point, False, told_by(error))
         seconds = time.monotonic() - begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.torture.life import STEPS
 from tests.torture.model import GOAL, ROUNDS, TRIES_MAX, Outcome, Table, together
 from tests.torture.suite import USUAL, Plan, run, unreachable
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SEED = 11
 ROUNDS_OF_FILES = 14  # each has several faults
 ROUNDS_OF_KILLS = 5
@@ -65,9 +67,8 @@ async def test_a_virtual_machine_survives_sigkill_of_its_server_and_of_itself(ba
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parent.parent.parent
     words = [sys.executable, "-m", "tests.torture", *arguments]
-    return subprocess.run(words, cwd=root, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.timeout(600)
@@ -77,6 +78,19 @@ def test_the_command_ends_with_its_line_and_the_table() -> None:
     head, *table = done.stdout.splitlines()
     assert head == "rounds=2 faults=14 violations=0 seed=5", "each round delivers every kind of command"
     assert {line.split()[1]: int(line.split()[0]) for line in table} == dict.fromkeys(LateCommands.points, 2)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_ended_tells_what_it_has_done() -> None:
+    words = [sys.executable, "-m", "tests.torture", "--rounds", "1000000", "--seed", "5", "--only", "late"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "seed=5\n"
+        assert "ok" in process.stderr.readline(), "one round is done"
+        process.terminate()
+        told, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.match(r"rounds=\d+ faults=\d+ violations=0 seed=5\n +\d+  late\.stop\n", told)
 
 
 @pytest.mark.timeout(600)
