@@ -55,6 +55,7 @@ dev: setup  ## a server in the foreground, its data below .dev
 
 bench: setup  ## measure this machine
 	@$(BIN)/perdure bench wake $(ARGS)
+	@$(BIN)/perdure bench snapshots $(ARGS)
 
 lock:  ## resolve requirements.lock again after a change of pyproject.toml; LOCK=--upgrade moves every pin
 	@tools/setup.sh venv

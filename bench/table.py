@@ -1,6 +1,7 @@
-"""Writes docs/benchmarks.md from a benchmark's JSON:  perdure bench wake --json | python bench/table.py
+"""Writes a suite's section of docs/benchmarks.md from its JSON:  perdure bench wake --json | python bench/table.py
 
-The document says which host the numbers belong to; nothing in it is typed by hand but the words around the table.
+Sections of other suites stay as they are. Each says which host its numbers belong to; nothing in it is typed by hand but the
+words around the table.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Made by `perdure bench {suite} --json | python bench/table.py` (or `make bench` for the terminal). Each figure stands beside what
-was measured with it in the same run: read ratios rather than absolutes.
+Each figure stands beside what was measured with it in the same run: read ratios rather than absolutes. p50 and p95 are
+nearest-rank percentiles; goals are judged on the median. `make bench` shows them in the terminal.
+"""
+
+SECTION = """
+## {suite}
+
+Made by `perdure bench {suite} --json | python bench/table.py`.
 
 | host | |
 |---|---|
@@ -26,11 +33,17 @@ was measured with it in the same run: read ratios rather than absolutes.
 {rows}
 """
 
-TAIL = """
+TAILS = {
+    "wake": """
 *Bare* is the same sequence of QEMU, snapshot and channel steps without control plane, database and HTTP
 (`src/perdure/demo/floor.py`); its samples alternate with the product's. The *light script* is 20 execs of `git status`, 5 MB
-changed in a live process, and a 1 MB file. p50 and p95 are nearest-rank percentiles; goals are judged on the median.
-"""
+changed in a live process, and a 1 MB file.
+""",
+    "snapshots": """
+*Bare* and the *light script* are those of `wake`. A branch's delta is the pages of its memory that differ from the image's golden
+snapshot.
+""",
+}
 
 
 def _number(value: float) -> str:
@@ -43,14 +56,22 @@ def _row(row: dict[str, Any]) -> str:
     baseline = "" if row["baseline"] is None else f"{_number(row['baseline_value'])} {row['unit']}: {row['baseline']}"
     met = {True: "yes", False: "**no**", None: ""}[row["met"]]
     note = f" ({row['note']})" if row["note"] else ""
-    return f"| {row['name']}{note} | {_number(row['value'])} {row['unit']} | {shown} | {baseline} | {row['goal'] or ''} | {met} |"
+    value = "not measured" if row["value"] is None else f"{_number(row['value'])} {row['unit']}"
+    return f"| {row['name']}{note} | {value} | {shown} | {baseline} | {row['goal'] or ''} | {met} |"
 
 
 def render(document: dict[str, Any]) -> str:
-    """The whole page."""
+    """A suite's section."""
+    suite = document["suite"]
     host = "\n".join(f"| {name} | {value} |" for name, value in document["host"].items())
     rows = "\n".join(_row(row) for row in document["rows"])
-    return HEAD.format(suite=document["suite"], host=host, rows=rows) + _busy(document["host"]) + TAIL
+    return SECTION.format(suite=suite, host=host, rows=rows) + _busy(document["host"]) + TAILS.get(suite, "")
+
+
+def replace(page: str, suite: str, section: str) -> str:
+    """The page with this section in the place of the suite's earlier one, or at its end."""
+    found = {part.split("\n", 1)[0]: f"\n## {part}" for part in page.split("\n## ")[1:]}
+    return HEAD + "".join({**found, suite: section}.values())
 
 
 def _busy(host: dict[str, Any]) -> str:
@@ -62,4 +83,5 @@ def _busy(host: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(render(json.load(sys.stdin)))
+    told = json.load(sys.stdin)
+    DOCUMENT.write_text(replace(DOCUMENT.read_text(), told["suite"], render(told)))

@@ -20,21 +20,25 @@ from typing import Any
 
 import structlog
 
+from perdure import saving
 from perdure.api.guest import create_guest_app
 from perdure.api.handles import PURPOSE, Handles
 from perdure.api.keys import ensure_key_file, single_key
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
+from perdure.backup.restore import check_finished
+from perdure.backup.service import BackupService
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
-from perdure.core.errors import Conflict, PerdureError
+from perdure.core.errors import Conflict, InvalidRequest, PerdureError, Unavailable
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
 from perdure.db.keeper import DatabaseKeeper
 from perdure.ending import Ending
 from perdure.fleet.nodes import NodeRegistry
+from perdure.fleet.objects import StoreCatalogue
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
 from perdure.gateway.rules import EgressRules
@@ -48,8 +52,13 @@ from perdure.machines.qemu import QemuConfig, QemuDriver
 from perdure.node import accelerator
 from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
+from perdure.node.secondhome import ObjectParts
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
+from perdure.snapshots.objects.opening import open_remote
 from perdure.wire import public
+from perdure.wire.node import SecondHome
+from perdure.wire.objects import IMAGES
 from perdure.workspaces.model import Context
 from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import WorkspaceStore
@@ -69,6 +78,7 @@ def serve(settings: Settings) -> int:
     logs.configure(settings)
     crashpoints.arm(settings.crash_file)
     with _locked(settings):
+        check_finished(settings.home)
         return asyncio.run(_serve(settings))
 
 
@@ -82,6 +92,27 @@ async def build_image(settings: Settings, spec: public.BuildImage, show: Callabl
 
     service = ImageService(images, _golden_maker(settings, images, driver), nobody)
     return await service.build_to(spec, lambda progress: show(as_event(progress)))
+
+
+def back_up(settings: Settings, spec: public.MakeBackup, show: saving.Show) -> public.BackupInfo:
+    """``perdure backup`` of a home in which no server runs."""
+    crashpoints.arm(settings.crash_file)
+    with _locked(settings):
+        return asyncio.run(saving.back_up(settings, spec, show))
+
+
+def restore(settings: Settings, place: str, backup_id: str | None, show: saving.Show) -> public.RestoredInfo:
+    """``perdure restore`` into a home that is empty, or into which the same restore was interrupted."""
+    crashpoints.arm(settings.crash_file)
+    with _locked(settings):
+        return asyncio.run(saving.restore(settings, place, backup_id, show, lambda: _node_id(settings, SystemClock())))
+
+
+def recover_from_store(settings: Settings, show: saving.Show) -> public.RecoveredInfo:
+    """``perdure recover --from-store`` into a home without a database."""
+    crashpoints.arm(settings.crash_file)
+    with _locked(settings):
+        return asyncio.run(saving.recover(settings, show, lambda: _node_id(settings, SystemClock())))
 
 
 async def doctor(settings: Settings) -> public.DoctorReport:
@@ -122,6 +153,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         services = Services(
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
+            backups=_ApiBackups(control.backups),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             authenticate=single_key(key),
             settings=settings,
@@ -159,6 +191,7 @@ async def _connected(stack: AsyncExitStack, url: str) -> Database:
 class _ControlPlane:
     workspaces: WorkspaceService
     images: ImageService
+    backups: BackupService
     driver: QemuDriver
     node: NodeSupervisor
 
@@ -177,6 +210,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             driver=driver,
             accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
             images=image_store,
+            objects=await _objects(settings, clock, database),
             egress=EgressGateway(Dialer(EgressRules.parse(settings.egress_private_allow)), audit=_audit),
             selfservice=SelfService(guest_app, report=_report_defect),
         )
@@ -187,6 +221,9 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     async with AsyncExitStack() as stack:
         registry = NodeRegistry(database, lease_s=settings.lease_s)
         await registry.register(node.node_id)
+        stack.push_async_callback(registry.release, node.node_id)  # nobody has to wait until the lease of a stopped node is over
+        if node.second_home is not None:
+            await _claim(node.second_home)
         await node.open()
         stack.push_async_callback(node.close)
         lease = LeaseKeeper(registry, node.node_id, clock, settings.freeze_s, node.pids, node.lease_changed)
@@ -195,10 +232,13 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         workspaces = WorkspaceService(tools)
         handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
+        bring = None if node.second_home is None else node.second_home.fetch
+        backups = saving.backup_service(settings, clock, database, node.snapshot_store, image_store, bring)
+        await backups.start()
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, driver, node)
+        yield _ControlPlane(workspaces, images, backups, driver, node)
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
@@ -214,6 +254,40 @@ async def _warm(node: NodeSupervisor, images: ImageStore) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- parts
+
+
+async def _objects(settings: Settings, clock: Clock, database: Database) -> ObjectParts | None:
+    """The object store, where one is named. Raises InvalidRequest in one sentence for a URL or an option that is none."""
+    if settings.store_url is None:
+        return None
+    keyring: Keyring = PlainKeyring()
+    is_sealed = any(settings.store_keys_dir.glob("*.key"))
+    if settings.store_encryption:
+        if not is_sealed and await database.one("homes.any_stored", images=IMAGES) is not None:
+            raise _other_encryption(settings, "has snapshots that are not encrypted, or the tenants' keys are missing")
+        keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file))
+    elif is_sealed:
+        raise _other_encryption(settings, "is encrypted: there are tenants' keys")
+    remote = open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
+    row = await database.one("homes.installation")
+    assert row is not None, "a migration has made it"
+    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True), row["id"])
+
+
+def _other_encryption(settings: Settings, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"PERDURE_STORE_ENCRYPTION is {str(settings.store_encryption).lower()}, but the object store {why}.",
+        hint="Set it as it was when the store was first used, for a store cannot be read both ways; if "
+        f"{settings.store_keys_dir} is lost, restore it from a backup.",
+    )
+
+
+async def _claim(home: SecondHome) -> None:
+    """Somebody else's store is refused at once. One that does not answer keeps nobody from waking: uploads wait for it."""
+    try:
+        await home.claim()
+    except Unavailable as error:
+        log.warning("the object store does not answer; uploads are tried again", error=error.message, hint=error.hint)
 
 
 def _driver(settings: Settings) -> QemuDriver:
@@ -290,6 +364,16 @@ class _Catalog:
 
     async def find(self, ref: str) -> Image:
         return await self._images.find_one(ref)
+
+
+class _ApiBackups:
+    """``BackupService`` as the API sees it. A backup is the operator's, so the caller's tenant does not matter yet."""
+
+    def __init__(self, backups: BackupService) -> None:
+        self._backups = backups
+
+    def make(self, _ctx: Context, spec: public.MakeBackup) -> AsyncIterator[public.BackupEvent]:
+        return self._backups.make(spec)
 
 
 class _ApiImages:

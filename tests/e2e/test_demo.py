@@ -121,6 +121,25 @@ def test_the_benchmark_prints_the_rows_that_scripts_read_and_leaves_nothing(plac
     assert place.left_processes() == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_the_benchmark_of_snapshots_prints_its_rows_and_leaves_nothing(place: Place) -> None:
+    document = run(place, "bench", "snapshots", "--samples", "1", "--json", timeout=2700)
+    rows = {row["name"]: row for row in document["rows"]}
+    fork = rows["fork of 8 branches of a running workspace p50"]
+    assert fork["baseline"].startswith("bare: 8 restores") and fork["ratio"] > 0
+    assert rows["fork of 8 branches of a running workspace, against cold boots p50"]["ratio"] < 1
+    assert 0 < rows["private memory of a branch after the light script, without its delta"]["value"] < 500
+    cold = next(row for name, row in rows.items() if name.startswith("wake with cold caches"))
+    assert (cold["value"] is None) == ("it takes root" in cold["note"])
+    assert rows["hibernate with 1000 MiB of live data in 2048 MiB, all of it changed p50"]["baseline_value"] > 0
+    assert rows["wake with 1000 MiB of live data after rebase, request to first agent reply p50"]["ratio"] > 0
+    assert rows["processor use of a compaction while asleep p50"]["value"] > 0
+    assert rows["dedup ratio of 3 light workspaces of one image"]["value"] > 1
+    assert place.left_files() == []
+    assert place.left_processes() == []
+
+
 def test_an_unknown_suite_is_one_sentence(place: Place) -> None:
     done = subprocess.run(
         [*COMMAND, "bench", "nothing", "--json"], env=place.environment, capture_output=True, timeout=60, check=False

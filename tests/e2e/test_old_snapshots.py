@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from perdure.wire.guest import PROTOCOL
 from perdure.wire.node import MemoryFate
 from tests.contract.machines.conftest import qemu_binaries
 from tests.e2e.crashing import Keeper, Place
+from tests.e2e.shared_images import share_images
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1800)]
 #: A cold boot, and the golden before it, take a minute on a busy host.
@@ -77,10 +77,7 @@ def own_images(base_image: Path, images_dir: Path, home: Path) -> Iterator[Path]
     """The image cache in a directory of its own, its big files shared with the usual one."""
     home.chmod(0o711)
     own = home / "images"
-    (own / "blobs").mkdir(parents=True)
-    share = ["-l"] if images_dir.stat().st_dev == home.stat().st_dev else ["--sparse=always"]
-    for source, target in ((images_dir / "names", own), (images_dir / "agents", own), (base_image, own / "blobs")):
-        subprocess.run(["cp", "-a", *share, str(source), str(target)], check=True)
+    share_images(images_dir, base_image.name, own)
     yield own
 
 

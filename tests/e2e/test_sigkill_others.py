@@ -51,6 +51,7 @@ def test_a_synced_file_outlives_the_server_in_the_lost_branch(place: Place, clie
     workspace.commands.run("echo old > /root/note; sync")
     workspace.checkpoint()
     assert workspace.commands.run("echo new > /root/note && sync /root/note /root").exit_code == 0
+    workspace.files.write("/root/sent", "whole\n")  # synced when it returns
     place.kill()
     place.up()
     assert workspace.files.read("/root/note") == "old\n", "memory and disk are those of the checkpoint"
@@ -63,6 +64,7 @@ def test_a_synced_file_outlives_the_server_in_the_lost_branch(place: Place, clie
     assert lost.report is not None
     assert lost.report.memory == "lost"
     assert lost.files.read("/root/note") == "new\n"
+    assert lost.files.read("/root/sent") == "whole\n"
     lost.delete()
     workspace.delete()
 

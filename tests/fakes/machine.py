@@ -75,6 +75,9 @@ class FakeMemory:
         with self._lock:
             return np.flatnonzero(self.private).astype(np.uint32)
 
+    def touched_pages(self) -> PageNumbers:
+        return self.written_pages()
+
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._check(pages)
         with self._lock:

@@ -36,6 +36,7 @@ from perdure.wire.node import (
     NodeEvent,
     NodeEventKind,
     NodeUsage,
+    SecondHome,
     SnapshotFacts,
     StartReport,
     StartSpec,
@@ -108,6 +109,7 @@ class FakeMachine:
 class FakeNode:
     def __init__(self, node_id: NodeId = NODE, *, clock: Clock | None = None) -> None:
         self.node_id = node_id
+        self.second_home: SecondHome | None = None
         self.clock = clock or SystemClock()
         self.machines: dict[WorkspaceId, FakeMachine] = {}
         self.stored: dict[SnapshotId, StoredSnapshot] = {}

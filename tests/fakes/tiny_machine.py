@@ -54,6 +54,7 @@ class TinyMachine:
     fail: dict[str, BaseException] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     _opened: Path | None = None
+    pid: int = 0
 
     async def _call(self, name: str) -> None:
         self.calls.append(name)

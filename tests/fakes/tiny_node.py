@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import numpy as np
 from perdure.core.files import DISK, Disk
 from perdure.core.ids import SnapshotId, TenantId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import Base, CaptureRequest, MachineRun, RunSpec
 from perdure.snapshots.manifest import BaseRef
-from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.start import begin
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -47,16 +48,26 @@ class Node:
         self.disk = disk
         self.store = SnapshotStore(home / "store", disk)
 
-    def spec(self, generation: int, workspace: WorkspaceId = WS, disk_gib: int = 8) -> RunSpec:
+    def spec(self, generation: int, workspace: WorkspaceId = WS, disk_gib: int = 8, source: SnapshotId | None = None) -> RunSpec:
+        """On the golden's RAM, or on the private base of ``source``."""
         parts = {"qemu": "7.2.22"}
         size = MachineSize(512, 1)
-        return RunSpec(workspace, TenantId("ten_a"), generation, "image", size, disk_gib, self.base, "fp", parts)
+        base = self.base_of(source)
+        return RunSpec(workspace, TenantId("ten_a"), generation, "image", size, disk_gib, base, "fp", parts)
+
+    def base_of(self, source: SnapshotId | None) -> Base:
+        manifest = None if source is None else self.store.manifest(source)
+        own = None if manifest is None else self.store.own_base(manifest)
+        if own is None or manifest is None or manifest.memory is None:
+            return self.base
+        return replace(self.base, ram=own, ram_ref=manifest.memory.base)
 
     async def wake(
         self, generation: int, source: SnapshotId | None = None, workspace: WorkspaceId = WS
     ) -> tuple[MachineRun, TinyMachine]:
-        run = begin(self.store, self.spec(generation, workspace), source, memory=True, devices=self.devices)
-        machine = TinyMachine(TinyMemory(self.base.ram.pages), self.disk if isinstance(self.disk, RecordingDisk) else None)
+        spec = self.spec(generation, workspace, source=source)
+        run = begin(self.store, spec, source, memory=True, devices=self.devices)
+        machine = TinyMachine(TinyMemory(spec.base.ram.pages), self.disk if isinstance(self.disk, RecordingDisk) else None)
         await run.restore(machine)  # type: ignore[arg-type]
         return run, machine
 
@@ -92,9 +103,7 @@ async def check_crash(disk: RecordingDisk, node: Node, acknowledged: list, case:
     rams = {facts.snapshot_id: ram for _, _, facts, ram in acknowledged}
     for name in present:
         crashed.store.verify(name, crashed.base.ram)
-        run = begin(crashed.store, crashed.spec(9, WorkspaceId("ws_check")), name, memory=True)
-        woken = TinyMachine(TinyMemory(crashed.base.ram.pages))
-        await run.restore(woken)  # type: ignore[arg-type]
+        run, woken = await crashed.wake(9, name, WorkspaceId("ws_check"))
         assert np.array_equal(woken.memory.ram, rams[name])
         run.end()
     for live in crashed.store.live():

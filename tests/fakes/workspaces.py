@@ -16,7 +16,16 @@ from perdure.api.services import Services
 from perdure.core import ids
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
-from perdure.core.errors import AlreadyExists, BuildFailed, Conflict, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.core.errors import (
+    AlreadyExists,
+    BuildFailed,
+    Conflict,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PerdureError,
+    Unavailable,
+)
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.wire import node, public
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
@@ -41,6 +50,7 @@ from perdure.workspaces.model import (
     WorkspaceKind,
     WorkspaceState,
 )
+from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
@@ -77,6 +87,7 @@ class FakeWorkspaces:
         self.refuse: PerdureError | None = None  # raised by the next create
         self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
+        self.has_store = False
         self.lookups = 0
         self._count = 0
 
@@ -363,6 +374,20 @@ class FakeWorkspaces:
         self._note(row, "snapshot-named", snapshot_id=after.id, name=name, was=before.name)
         return after
 
+    async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
+        row = self.find_row(ref)
+        wanted = snapshot or row.head_snapshot_id
+        if wanted is None:
+            raise Conflict(f"Workspace {row.name!r} has no snapshot yet.")
+        if not self.has_store:
+            raise Conflict("This server has no object store.", hint="Name one by PERDURE_STORE_URL and start the server again.")
+        if deadline_s == 0:
+            raise DeadlineExceeded(f"Snapshot {wanted} is not in the object store yet; the upload goes on.")
+        one = self._own(row, wanted)
+        stored = replace(one, stored_at=MOMENT, upload=None)
+        self.history[row.id] = [stored if other.id == one.id else other for other in self.history[row.id]]
+        return stored
+
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
         row = self.find_row(ref)
         one = self._own(row, snapshot)
@@ -454,4 +479,4 @@ async def _doctor() -> public.DoctorReport:
 def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
     """Services whose key is ``KEY``."""
     workspaces = FakeWorkspaces()
-    return Services(workspaces, FakeImages(), _doctor, single_key(KEY), settings, SystemClock()), workspaces
+    return Services(workspaces, FakeImages(), FakeBackups(), _doctor, single_key(KEY), settings, SystemClock()), workspaces

@@ -12,7 +12,7 @@ ALLOW: dict[str, dict[str, str]] = {
     },
     "process": {
         "src/perdure/cli/daemon.py": "up --detach starts the server in a process of its own",
-        "src/perdure/db/embedded.py": "runs the wheel's own initdb, pg_ctl and postgres (ADR 4)",
+        "src/perdure/db/programs.py": "runs the wheel's own initdb, pg_ctl and the like (ADR 4)",
         "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
         "src/perdure/guest/control.py": "grows the user's file system with the agent disk's own resize2fs",
@@ -35,7 +35,7 @@ ALLOW: dict[str, dict[str, str]] = {
     "wall-clock": {
         "src/perdure/images/build.py": "when an image was built, for people; nothing decides on it",
         "src/perdure/images/golden.py": "when a golden snapshot was made, for people; nothing decides on it",
-        "src/perdure/snapshots/capture.py::_now_ms": "for ids only, which sort by creation",
+        "src/perdure/snapshots/capture.py::now_ms": "for ids only, which sort by creation",
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
         "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
         "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",
@@ -48,6 +48,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/guest/hands.py::Hands._live": "the top of a thread: it must end here and say why",
         "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",
         "src/perdure/workspaces/upkeep.py::_logged": "the top of background tasks and loops: logged, and the next pass comes",
+        "src/perdure/workspaces/uploads.py::Uploads._upload": "the top of an upload's task: recorded in its job, and tried again",
         "src/perdure/sdk/_acompat.py::Background._run": "the top of a thread: kept for whoever waits",
     },
     "built-sql": {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -41,11 +42,49 @@ class Cluster:
 
     async def kill(self) -> None:
         """SIGKILL of the postmaster; it runs again when this returns."""
-        pid = self._postgres.pid()
+        pid = self.pid()
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        await self.start()
+
+    def pid(self) -> int | None:
+        """Of the postmaster, if one runs."""
+        return self._postgres.pid()
+
+    async def start(self) -> None:
         await self._postgres.start()
+
+    @asynccontextmanager
+    async def kept_up(self, tell: Callable[[], None]) -> AsyncIterator[int]:
+        """Yields the postmaster's process id. When it dies, it is started again and that is told; it runs when this ends."""
+        pid = self.pid()
+        if pid is None:
+            await self.start()
+            pid = self.pid()
+        assert pid is not None
+        descriptor, died = os.pidfd_open(pid), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def seen() -> None:
+            loop.remove_reader(descriptor)
+            died.set()
+
+        loop.add_reader(descriptor, seen)
+        keeper = asyncio.create_task(self._start_after(died, tell))
+        try:
+            yield pid
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            if died.is_set():
+                await keeper
+            keeper.cancel()
+
+    async def _start_after(self, died: asyncio.Event, tell: Callable[[], None]) -> None:
+        await died.wait()
+        await self.start()
+        tell()
 
     async def stop(self) -> None:
         if self._is_up:

@@ -7,6 +7,7 @@ earlier generation: it must be refused and change nothing.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from perdure.core.ids import SnapshotId
 from perdure.wire.node import CaptureMode, CaptureSpec, FromSnapshot
 from tests.fakes.disk import QuickDisk
 from tests.fakes.tiny_node import NOW, snapshot_id
-from tests.torture.model import Outcome, Violation, told_by
+from tests.torture.model import Outcome, Violation, together, told_by
 from tests.torture.node import TortureNode, start_spec
 from tests.torture.story import Awake, Stories, Story, check, check_store, clear
 
@@ -26,6 +27,7 @@ _FILES = {
     "index": "snapshots/*/*.index",
     "devices": "snapshots/*/devices.state",
     "segment": "segments/*.pages",
+    "base": "bases/*.ram",
     "layer": "disks/*.qcow2",
     "live": "live/*.json",
 }
@@ -37,16 +39,29 @@ class Damage(Stories):
     points = (
         *(f"flip.{kind}" for kind in _FILES),
         *(f"cut.{kind}" for kind in _FILES),
-        *(f"gone.{kind}" for kind in ("index", "devices", "segment", "layer")),
+        *(f"gone.{kind}" for kind in ("index", "devices", "segment", "base", "layer")),
     )
 
     async def round(self, point: str) -> Outcome:
+        """Each kind of file of one store, one after the other, is damaged in this way."""
+        told_home = self._scratch / f"told{next(self._numbers)}"
+        told_home.mkdir()
+        how = point.partition(".")[0]
+        others = [other for other in self.points if other.startswith(f"{how}.")]
+        try:
+            told = await self._tell(told_home)
+            return together(point, [await self._one(one, told_home, told) for one in self._place.with_it(point, others)])
+        except Exception as error:
+            return Outcome(point, False, told_by(error), "while the story was told")
+        finally:
+            clear(told_home)
+
+    async def _one(self, point: str, told_home: Path, told: dict[SnapshotId, int]) -> Outcome:
         home = self._scratch / f"damage{next(self._numbers)}"
-        home.mkdir()
+        shutil.copytree(told_home, home)
         how, _, kind = point.partition(".")
         detail = ""
         try:
-            told = await self._tell(home)
             files = sorted((home / "store").glob(_FILES[kind]))
             if not files:
                 return Outcome(point, False)
@@ -66,6 +81,8 @@ class Damage(Stories):
         try:
             await story.create()
             await story.live(STEPS)
+            await story.rebase(await story.create())
+            await story.create()
             for one in list(story.awake.values()):
                 await story.checkpoint(one)
         finally:
@@ -75,6 +92,7 @@ class Damage(Stories):
     def _damage(self, victim: Path, how: str) -> str:
         data = bytearray(victim.read_bytes())
         at = self._random.randrange(len(data))
+        victim.chmod(0o600)  # bases are for reading only
         if how == "gone":
             victim.unlink()
             return "removed"
@@ -118,12 +136,13 @@ class Damage(Stories):
 
     @staticmethod
     async def _refused_or_whole(node: TortureNode, snapshot: SnapshotId, value: int, victim: Path) -> None:
-        """A wake reads all of the memory but only the heads of disk layers; what it lets pass of the former must be whole."""
+        """A wake reads all pages that it writes, but of bases the size and of disk layers the heads; what it lets pass of the
+        former must be whole."""
         try:
             proof = await node.prove_snapshot(snapshot)
         except PerdureError:
             return
-        if victim.suffix != ".qcow2":
+        if victim.suffix not in {".qcow2", ".ram"}:
             check(proof, value, f"{snapshot}, which lies on {victim.name}")
 
 
@@ -133,6 +152,9 @@ class LateCommands(Stories):
     points = ("late.stop", "late.stop-keeping", "late.capture", "late.hibernate", "late.salvage", "late.start", "late.guest")
 
     async def round(self, point: str) -> Outcome:
+        return together(point, [await self._one(one) for one in self._place.with_it(point, self.points)])
+
+    async def _one(self, point: str) -> Outcome:
         home = self._scratch / f"late{next(self._numbers)}"
         home.mkdir()
         node = TortureNode(home, self._image, disk=QuickDisk())

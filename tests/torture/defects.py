@@ -19,8 +19,11 @@ from perdure.node.resident import Resident
 from perdure.node.supervisor import NodeSupervisor
 from perdure.snapshots import capture, pagelog
 from perdure.snapshots.capture import Captured, MachineRun
+from perdure.snapshots.objects.collect import Collector
+from perdure.snapshots.objects.remote import pack_name
 from perdure.snapshots.segments import SegmentWriter
 from perdure.snapshots.store import SnapshotStore
+from perdure.wire.objects import ItemState
 
 Patches = list[Any]
 
@@ -103,6 +106,22 @@ def gc_of_pinned() -> Patches:
     return [patch.object(SnapshotStore, "_sweep", all_idle)]
 
 
+def gc_of_pinned_pack() -> Patches:
+    """The store's collector deletes the packs of what was released, whoever else holds them."""
+    collect = Collector.collect
+
+    async def careless(self: Collector, scope: Any) -> Any:
+        catalogue = self._catalogue
+        released = [item for item in await catalogue.items(scope) if item.state is ItemState.RELEASED]
+        packs = [pack.pack_id for item in released for pack in await catalogue.holds(item.key)]
+        done = await collect(self, scope)
+        await self._remote.objects.delete([pack_name(scope, pack) for pack in packs])
+        self._remote.forget(packs)
+        return done
+
+    return [patch.object(Collector, "collect", careless)]
+
+
 class _NeverPaused:
     """A machine whose pause does nothing."""
 
@@ -165,6 +184,7 @@ DEFECTS: dict[str, Callable[[], Patches]] = {
     "zero-page-omitted": zero_page_omitted,
     "stale-overlay": stale_overlay,
     "gc-of-pinned": gc_of_pinned,
+    "gc-of-pinned-pack": gc_of_pinned_pack,
     "capture-without-freeze": capture_without_freeze,
     "devices-before-memory": devices_before_memory,
     "damage-believed": damage_believed,

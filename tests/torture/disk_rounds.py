@@ -6,21 +6,21 @@ what is left (``disk.*``); or the story is told on a disk that is full at its n-
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 from perdure.core.errors import NoSpace
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
-from tests.torture.model import Outcome, Violation, told_by
+from tests.torture.model import Outcome, Violation, together, told_by
 from tests.torture.node import TortureNode
+from tests.torture.registry import Place
 from tests.torture.story import Stories, Story, Told, check, check_store, clear
 
 STEPS = 14
 #: The files that a full disk may meet, by the end of their name. A temporary file has the name of what it becomes in it.
 FULL = {
     ".pages": "full.segment",
+    ".ram": "full.base",
     ".index": "full.index",
     "manifest.json": "full.manifest",
     ".json": "full.live",
@@ -28,25 +28,22 @@ FULL = {
 }
 
 
-class PowerCuts:
+class PowerCuts(Stories):
     """After every operation of a story, in a random order, in each of the four ways."""
 
     points = tuple(f"disk.{crash.value}" for crash in Crash)
 
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._numbers = itertools.count(1)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
         self._disk: RecordingDisk | None = None
         self._told: list[Told] = []
         self._wrong: str | None = None
         self._left: dict[str, Iterator[int]] = {}
 
-    async def close(self) -> None:
-        return None
-
     async def round(self, point: str) -> Outcome:
+        return together(point, [await self._cut(one) for one in self._place.with_it(point, self.points)])
+
+    async def _cut(self, point: str) -> Outcome:
         crash = Crash(point.removeprefix("disk."))
         after = next(self._left[point], None) if self._disk is not None else None
         if after is None:
@@ -116,6 +113,9 @@ class FullDisks(Stories):
     points = tuple(FULL.values())
 
     async def round(self, point: str) -> Outcome:
+        return together(point, [await self._fill(one) for one in self._place.with_it(point, self.points)])
+
+    async def _fill(self, point: str) -> Outcome:
         home = self._scratch / f"full{next(self._numbers)}"
         home.mkdir()
         disk = RecordingDisk(home)
@@ -132,7 +132,7 @@ class FullDisks(Stories):
             if disk.met_full is None:
                 return Outcome(point, False)
             disk.make_room()
-            await self._goes_on(story)
+            await goes_on(story)
             await node.crash()
             after = TortureNode(home, self._image, disk=QuickDisk())
             try:
@@ -161,21 +161,21 @@ class FullDisks(Stories):
                 return error.message
         return ""
 
-    @staticmethod
-    async def _goes_on(story: Story) -> None:
-        """There is room again: whoever was awake is as it was and can be captured, whoever sleeps wakes."""
-        node = story.node
-        for one in list(story.awake.values()):
-            if one.workspace_id not in node.machines:
-                story.awake.pop(one.workspace_id)  # its start was refused: what it is made of is what counts
-                continue
-            check(await node.prove(one.workspace_id, one.generation), one.value, f"{one.workspace_id} when there was room again")
-            await story.checkpoint(one)
-            await story.sleep(one)
-        for one in list(story.asleep.values()):
-            if one.head in story.told:
-                one.generation += 1  # a start that was refused may have used the next one
-                await story.wake(one)
+
+async def goes_on(story: Story) -> None:
+    """There is room again: whoever was awake is as it was and can be captured, whoever sleeps wakes."""
+    node = story.node
+    for one in list(story.awake.values()):
+        if one.workspace_id not in node.machines:
+            story.awake.pop(one.workspace_id)  # its start was refused: what it is made of is what counts
+            continue
+        check(await node.prove(one.workspace_id, one.generation), one.value, f"{one.workspace_id} when there was room again")
+        await story.checkpoint(one)
+        await story.sleep(one)
+    for one in list(story.asleep.values()):
+        if one.head in story.told:
+            one.generation += 1  # a start that was refused may have used the next one
+            await story.wake(one)
 
 
 def _kind(name: str) -> str:

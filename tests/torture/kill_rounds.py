@@ -12,27 +12,33 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 
 from perdure.core.crashpoints import CrashPoint
 from tests.torture.cluster import Cluster
 from tests.torture.life import Order
 from tests.torture.model import Outcome, told_by
+from tests.torture.registry import Place
 from tests.torture.story import clear
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
-STEPS = 60
-ROUNDS_PER_HOUSE = 20
+TELLS_S = 2.0  # what it waits for
+STEPS = 40
+ROUNDS_PER_HOUSE = 5
 RANDOM_DELAY_S = 0.6
+FAULTS = 4  # in one round, if time permits
+FURTHER_S = 5.0  # after that none follows: a round shall take 10 seconds
 #: Points that have a machine, which can be the victim there.
 WITH_MACHINE = (
     *(CrashPoint.START_CLAIMED, CrashPoint.START_RESTORED, CrashPoint.START_RUNNING, CrashPoint.START_AWAKE),
     *(CrashPoint.CAPTURE_READY, CrashPoint.CAPTURE_PAUSED, CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_PUBLISHED),
+    *(CrashPoint.LAYERS_MERGED, CrashPoint.LAYERS_RECORDED),
 )
 
 
@@ -59,26 +65,26 @@ class _Lived:
 
 
 class Kills:
-    """Points are ``CRASHPOINT server``, ``CRASHPOINT vmm``, ``kill.*`` at any time, and ``clock.back``."""
+    """Points are ``CRASHPOINT server``, ``… vmm`` and ``… database``, ``kill.*`` at any time, and ``clock.back``."""
 
-    points = (
-        *(f"{point.value} server" for point in CrashPoint),
-        *(f"{point.value} vmm" for point in WITH_MACHINE),
-        "kill.working",
-        "kill.recovering",
-        "kill.database",
-        "clock.back",
-    )
-
-    def __init__(self, scratch: Path, image: Path, random: Random, defect: str | None = None, keep: Path | None = None) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
-        self._defect = defect
-        self._keep = keep
+    def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint)) -> None:
+        self.points = (
+            *(f"{point.value} server" for point in CrashPoint if point in named),
+            *(f"{point.value} vmm" for point in WITH_MACHINE if point in named),
+            *(f"{point.value} database" for point in CrashPoint if point in named),
+            *("kill.working", "kill.recovering", "kill.database", "clock.back"),
+        )
+        self._place = place
+        self._tried: Counter[str] = Counter()
+        self._scratch = scratch = place.scratch
+        self._image = place.image
+        self._random = place.random
+        self._defect = place.defect
+        self._keep = place.keep
         self._house: _House | None = None
         self._forker: asyncio.subprocess.Process | None = None
         self._houses = 0
+        self._pid = 0  # of the life that was born last
         (scratch / "pg").mkdir(mode=0o711)
         self._cluster = Cluster(scratch / "pg")
 
@@ -90,25 +96,47 @@ class Kills:
         await self._cluster.stop()
 
     async def round(self, point: str) -> Outcome:
+        """A fault, then others at named points; each life recovers from the one before, and the last from them all."""
         house = await self._enter()
         house.rounds += 1
-        order = replace(house.order, seed=self._random.randrange(1 << 30))
-        detail = f"seed {order.seed}"
-        try:
-            first = await self._break(order, point)
-            fired = first.code == -signal.SIGKILL or "fired" in first.lines
-            second = await self._live(replace(order, steps=0, checks=True))
-            # While the database is away, a life cannot see that all is well.
-            violations = second.violations if point == "kill.database" else (*first.violations, *second.violations)
-            if second.code not in (0, 1) or (second.code == 1 and not violations):
-                violations = (*violations, f"a recovery ended with {second.code}: {second.lines[-3:]}")
-        except Exception as error:
-            fired, violations = True, told_by(error)
-        if violations:
+        outcome = await self._faults(house.order, [point, *self._rarest(point)])
+        if outcome.violations:
             if self._keep is not None:
-                shutil.copytree(house.home, self._keep / f"{point.replace(' ', '-')}-{order.seed}", symlinks=True)
+                kept = self._keep / f"{house.database}-{point.replace(' ', '-')}-{house.rounds}"
+                shutil.copytree(house.home, kept, symlinks=True)
+                shutil.copy(self._scratch / "lives.log", kept)
             await self._leave()  # what one round has broken must not be found again by the next
-        return Outcome(point, fired, violations, detail)
+        return outcome
+
+    def _rarest(self, point: str) -> list[str]:
+        others = [one for one in self._place.with_it(point, self.points)[1:] if " " in one]
+        self._random.shuffle(others)
+        return sorted(others, key=lambda one: self._tried[one])[: FAULTS - 1]
+
+    async def _faults(self, order: Order, points: Sequence[str]) -> Outcome:
+        fired, violations, detail = set[str](), list[str](), list[str]()
+        try:
+            begun = time.monotonic()
+            for number, point in enumerate(points):
+                if number and time.monotonic() - begun > FURTHER_S:
+                    break
+                self._tried[point] += 1
+                order = replace(order, seed=self._random.randrange(1 << 30), checks=number > 0)
+                detail.append(f"{point} with seed {order.seed}")
+                lived = await self._break(order, point)
+                fired |= {point} if _has_fired(lived) else set()
+                # While the database is away, a life cannot see that all is well.
+                violations += () if point == "kill.database" else lived.violations
+                if violations:
+                    break
+            last = await self._live(replace(order, steps=0, checks=True))
+            violations += last.violations
+            if last.code not in (0, 1) or (last.code == 1 and not violations):
+                violations.append(f"a recovery ended with {last.code}: {last.lines[-3:]}")
+        except Exception as error:
+            violations += told_by(error)
+        also = tuple(one for one in points[1:] if one in fired)
+        return Outcome(points[0], points[0] in fired, tuple(violations), ", then ".join(detail), also)
 
     async def _break(self, order: Order, point: str) -> _Lived:
         if point == "kill.working":
@@ -120,12 +148,17 @@ class Kills:
             return await self._live(order, kill_after="working", before=self._cluster.kill)
         if point == "clock.back":
             return await self._live(replace(order, clock_back=True))
-        return await self._live(replace(order, crash=f"{point} {self._random.choice((1, 1, 2))}"))
+        name, victim = point.split()
+        hit = self._random.choice((1, 1, 2))
+        if victim == "database":  # somebody starts it again, and the server goes on
+            async with self._cluster.kept_up(lambda: _signal(self._pid, signal.SIGUSR2)) as postmaster:
+                return await self._live(replace(order, crash=f"{name} server {hit}", kills=postmaster))
+        return await self._live(replace(order, crash=f"{name} {victim} {hit}"))
 
     # --------------------------------------------------------------------------------------------------------------- lives
 
     async def _live(
-        self, order: Order, *, kill_after: str | None = None, before: Callable[[], Awaitable[None]] | None = None
+        self, order: Order, *, kill_after: str | None = None, before: Callable[[], Awaitable[object]] | None = None
     ) -> _Lived:
         """One life; with ``kill_after`` it is killed some time after it has said that word, and ``before`` that, this is done."""
         forker = await self._fork_server()
@@ -146,6 +179,9 @@ class Kills:
                     is_killing, limit_s = False, LIFE_DEADLINE_S
                     _kill(pid)
                     continue
+                _signal(pid, signal.SIGUSR1)  # it writes to its log what it waits for
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(forker.stdout.readline(), TELLS_S)
                 _kill(pid)
                 raise TimeoutError(f"a life did not end within {LIFE_DEADLINE_S:g} s: {lines[-3:]}") from None
             word, _, rest = line.partition(" ")
@@ -155,7 +191,7 @@ class Kills:
                 self._forker = None
                 raise RuntimeError("the process that forks servers has ended")
             if word == "born":
-                pid = int(rest)
+                pid = self._pid = int(rest)
             if word == kill_after:
                 limit_s, is_killing = self._random.random() * RANDOM_DELAY_S, True
             lines.append(line)
@@ -193,6 +229,14 @@ class Kills:
             clear(house.home)
 
 
+def _has_fired(lived: _Lived) -> bool:
+    return lived.code == -signal.SIGKILL or "fired" in lived.lines
+
+
 def _kill(pid: int) -> None:
+    _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

@@ -2,19 +2,24 @@
 
 The forking process imports everything once and runs no thread, so that a life begins in milliseconds. Orders come on stdin, one
 JSON object a line; what happens goes to stdout, one line each: ``born PID``, ``violation TEXT``, ``checked``, ``working``,
-``fired``, ``ended CODE``. Everything else that is printed goes to stderr.
+``fired``, ``told``, ``ended CODE``. Everything else that is printed goes to stderr. SIGUSR1 asks a life what it waits for,
+SIGUSR2 tells it that the database runs again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -24,20 +29,26 @@ from perdure.core import crashpoints
 from perdure.core.errors import PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database
-from perdure.workspaces.model import CreateWorkspace, Workspace, WorkspaceState
+from perdure.workspaces.model import CreateWorkspace, Snapshot, Workspace, WorkspaceState
 from tests.torture.defects import switched_on
 from tests.torture.ledger import Ledger
-from tests.torture.model import Violation, told_by
+from tests.torture.model import told_by
 from tests.torture.node import PATH, small_thresholds, text
+from tests.torture.registry import Work, works
 from tests.torture.server import CTX, Server
 
 WORKSPACES_MAX = 4
+WEIGHT_OF_WANTED = 60
+CAPTURES = 2
+WORK_S = 8.0  # what has not fired by then is left to another round
+DATABASE_DEADLINE_S = 30.0
 STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Order:
-    """One life. ``crash``: a line of ``core.crashpoints``. ``steps``: 0 only recovers and checks."""
+    """One life. ``crash``: a line of ``core.crashpoints``. ``kills``: the process that dies there in place of the server.
+    ``steps``: 0 only recovers and checks."""
 
     home: str
     image: str
@@ -47,6 +58,7 @@ class Order:
     steps: int
     checks: bool
     crash: str | None = None
+    kills: int | None = None
     clock_back: bool = False
     defect: str | None = None
 
@@ -73,6 +85,11 @@ def main() -> None:
         say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
+def _kill_in_its_place(victim: int, _pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+
+
 def _live_and_die(order: Order, say: Callable[[str], None]) -> None:
     """Ends this process, without the order that an exit would bring."""
     code = 1
@@ -97,9 +114,15 @@ class Life:
         self._home = Path(order.home)
         self._crash_file = self._home / "crash"
         self._fired = False
+        self._is_armed = False
+        self._is_back = False
+        self._started_again = asyncio.Event()
 
     async def live(self) -> None:
         order = self._order
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._tell_what_is_awaited)
+        loop.add_signal_handler(signal.SIGUSR2, self._started_again.set)
         database = Database(order.url)
         await database.open()
         ledger = Ledger(self._home / "ledger")
@@ -112,28 +135,61 @@ class Life:
         if order.crash is not None:
             self._crash_file.write_text(order.crash)
             crashpoints.arm(self._crash_file)
+            self._is_armed = True
+        if order.kills is not None:
+            crashpoints._kill = partial(_kill_in_its_place, order.kills)
         self._say("working")
+        until = time.monotonic() + WORK_S
         for _ in range(order.steps):
+            if time.monotonic() > until:
+                return
             await self._attempt(self._step())
             if self._has_fired():
                 self._say("fired")
+                await self._database_back()
+                await self.server.mend()
                 await self._check()
                 return
 
+    def _tell_what_is_awaited(self) -> None:
+        for task in asyncio.all_tasks():
+            task.print_stack(file=sys.stderr)
+        faulthandler.dump_traceback(sys.stderr)
+        sys.stderr.flush()
+        self._say("told")
+
+    async def _database_back(self) -> None:
+        """Somebody starts it again, and tells by a signal; then a server looks which of its connections are dead."""
+        if not self._is_database_away:
+            return
+        async with asyncio.timeout(DATABASE_DEADLINE_S):
+            await self._started_again.wait()
+            while self._is_database_away:
+                with suppress(PerdureError):
+                    await self.server.database.renew()
+                    await self.server.service.find(CTX)
+                    self._is_back = True
+
+    @property
+    def _is_database_away(self) -> bool:
+        """It was killed, and has not answered since."""
+        return self._order.kills is not None and self._has_fired() and not self._is_back
+
     async def _check(self) -> None:
         """No fault falls into it: what it finds would be that fault."""
-        crashpoints.arm(None)
+        if self._is_database_away:
+            return
+        armed, crashpoints._armed = crashpoints._armed, None
         try:
             await self.server.check(self._random)
-        except Violation as violation:
-            self._say(f"violation {violation}")
+        except Exception as error:
+            self._say(f"violation {told_by(error)[0]}")
         finally:
-            if self._crash_file.exists():
-                crashpoints.arm(self._crash_file)
+            crashpoints._armed = armed  # with the passes that it has counted
         self._say("checked")
 
     def _has_fired(self) -> bool:
-        return self._fired or (self._order.crash is not None and not self._crash_file.exists())
+        return self._fired or (self._is_armed and not self._crash_file.exists())
 
     # ---------------------------------------------------------------------------------------------------------------- work
 
@@ -147,18 +203,17 @@ class Life:
             await self._attempt(self._create())
             return
         one = self._random.choice(known)
-        weights = {
-            **{"put": 6, "checkpoint": 4, "named": 1, "sleep": 4, "wake": 4, "compact": 1},
-            **{"fork": 2 if len(found) < WORKSPACES_MAX else 0, "delete": 1 if len(found) > 2 else 0, "die": 1},
-            **{"rewind": self._rate("rewind", 1), "promote": self._rate("promote", 1)},
-        }
-        kind = self._random.choices(list(weights), list(weights.values()))[0]
-        await self._attempt(getattr(self, f"_{kind}")(one))
+        steps = {step: self._weight(step, len(found)) for step in (*STEPS, *works())}
+        step = self._random.choices(list(steps), list(steps.values()))[0]
+        await self._attempt(step.do(self, one))
         await self.server.settle()
 
-    def _rate(self, kind: str, usually: int) -> int:
+    def _weight(self, step: Work, workspaces: int) -> int:
         """What the armed point lies in is done more often, for the other things seldom pass it."""
-        return 8 * usually if (self._order.crash or "").startswith(kind) else usually
+        if (step.name == "fork" and workspaces >= WORKSPACES_MAX) or (step.name == "delete" and workspaces <= 2):
+            return 0
+        is_wanted = (self._order.crash or "").startswith(step.passes) if step.passes else False
+        return max(step.weight, WEIGHT_OF_WANTED) if is_wanted else step.weight
 
     async def _attempt(self, work: Awaitable[object]) -> None:
         """An error of the product is an answer: nothing was acknowledged."""
@@ -184,9 +239,10 @@ class Life:
             await awake.guest.write_file(PATH, text(value))
             ledger.note("put", one.id, value=value)
 
-    async def _checkpoint(self, one: Workspace, name: str | None = None) -> None:
+    async def _checkpoint(self, one: Workspace, name: str | None = None) -> Snapshot:
         snapshot = await self.server.service.checkpoint(CTX, one.id, name=name)
         self.server.ledger.note("captured", one.id, snapshot=snapshot.id, name=name)
+        return snapshot
 
     async def _named(self, one: Workspace) -> None:
         await self._checkpoint(one, f"s{self._random.randrange(1 << 32):08x}")
@@ -200,6 +256,7 @@ class Life:
 
     async def _fork(self, one: Workspace) -> None:
         allowed = sorted(self._allowed(one))
+        self.server.ledger.note("moving", one.id, values=allowed)  # one that is awake is captured for it: its head may be that
         for child in await self.server.service.fork(CTX, one.id, 2):
             if isinstance(child, Workspace) and allowed:
                 self.server.ledger.note("born", child.id, values=allowed)
@@ -231,6 +288,8 @@ class Life:
             await self._check()
         elif len(found) < WORKSPACES_MAX:
             await self._fork(one)
+        else:
+            await self._delete(one)
 
     async def _delete(self, one: Workspace) -> None:
         self.server.ledger.note("deleting", one.id)
@@ -238,13 +297,52 @@ class Life:
 
     async def _die(self, one: Workspace) -> None:
         """Where it goes on, and what is kept beside it, is looked at before anything else happens to it."""
+        await self._attempt(self._put(one))  # so that there is a machine, and news on its disk
         machine = self.server.node.machines.get(one.id)
         if machine is not None:
             await machine.kill()
+            await self.server.service.upkeep.reconcile()  # notices it, if its event has not come yet
+            await self.server.settle()
             await self._check()
 
-    async def _compact(self, _one: Workspace) -> None:
+    async def _remove(self, one: Workspace) -> None:
+        """A snapshot that it was told of, as its owner would remove it; refused where somebody stands on it."""
+        ledger, service = self.server.ledger, self.server.service
+        own = [found.id for found in await service.snapshots(CTX, one.id) if found.id not in ledger.named]
+        for snapshot in own[-2:]:
+            await self._attempt(service.remove_snapshot(CTX, one.id, snapshot))
+        await service.upkeep.clean()
+
+    async def _compact(self, one: Workspace) -> None:
+        """What the background does some time after it fell asleep. Captures of one wake that are gone then are worth it."""
+        taken = []
+        for _ in range(CAPTURES):
+            await self._put(one)
+            taken.append(await self._checkpoint(one))
+        await self._put(one)
+        await self._sleep(one)
+        for snapshot in taken:
+            await self._attempt(self.server.service.remove_snapshot(CTX, one.id, snapshot.id))
+        await self.server.service.upkeep.clean()
         await self.server.node.compact()
+
+
+#: What a life does, and which named points each can pass. New workspaces come beside them, and pass ``BIRTH``.
+STEPS = (
+    Work("put", Life._put, 30),
+    Work("checkpoint", Life._checkpoint, 20, ("checkpoint.", "capture.", "layers.")),
+    Work("named", Life._named, 5),
+    Work("sleep", Life._sleep, 20, ("hibernate.", "capture.", "reap.", "start.", "wake.")),
+    Work("wake", Life._wake, 20, ("wake.", "start.", "reap.")),
+    Work("remove", Life._remove, 5, ("reap.",)),
+    Work("compact", Life._compact, 2, ("compact.",)),
+    Work("fork", Life._fork, 10, ("fork.", "delete.", "start.", "promote.")),
+    Work("delete", Life._delete, 5, ("delete.", "fork.")),
+    Work("die", Life._die, 5, ("salvage.",)),
+    Work("rewind", Life._rewind, 5, ("rewind.",)),
+    Work("promote", Life._promote, 5, ("promote.",)),
+)
+BIRTH = ("create.",)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ never touched. Device state names the memory that it belongs to, as a virtqueue'
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import struct
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from perdure.core.errors import Busy, Conflict, MachineDied, RestoreFailed
+from perdure.core.errors import Busy, Conflict, MachineDied, NoSpace, RestoreFailed
 from perdure.machines.driver import (
     PAGE_SIZE,
     DiskChain,
@@ -45,7 +47,7 @@ CONFINEMENT = Confinement(Isolation.VM_EMULATED, False, False, False, False, Fal
 
 _RECORD = struct.Struct("<8sQQ")  # on disk: magic, counter, check
 _MAGIC = b"torture1"
-_AWAKE = (MachineState.RUNNING, MachineState.PAUSED)
+_AWAKE = (MachineState.RUNNING, MachineState.PAUSED, MachineState.NO_SPACE)
 
 
 def base_ram() -> Pages:
@@ -117,6 +119,9 @@ class TortureMemory:
         self._machine.step()
         return np.flatnonzero(self.private).astype(np.uint32)
 
+    def touched_pages(self) -> PageNumbers:
+        return self.written_pages()
+
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._machine.check_alive()
         half = len(pages) // 2
@@ -151,6 +156,8 @@ class TortureMachine:
         self.devices = 0
         self.memory = TortureMemory(self, base)
         self.pid = 0
+        self.running = asyncio.Event()  # not while the host's disk is full
+        self.running.set()
         self._disk = disk if isinstance(disk, RecordingDisk) else None
         self._opened: Path | None = None
         self._found = ""  # wrong, when it went on after a restore or a pause
@@ -171,21 +178,29 @@ class TortureMachine:
     # -------------------------------------------------------------------------------------------------------------- guest
 
     def step(self) -> None:
-        """The guest goes on, if it runs."""
+        """The guest goes on, if it runs; on a full disk it stops before its next write."""
         if self.state is MachineState.RUNNING:
-            self.put(self.counter + 1)
+            with suppress(NoSpace):
+                self.put(self.counter + 1)
 
     @property
     def counter(self) -> int:
         return int(struct.unpack_from("<Q", self.memory.ram[COUNTER].tobytes())[0])
 
     def put(self, counter: int) -> None:
+        """Raises NoSpace when its host's disk is full: it has stopped then, and nothing of this has happened."""
+        try:
+            self._write_disk(counter)
+        except NoSpace as error:
+            self.state = MachineState.NO_SPACE
+            self.running.clear()
+            self._events.put_nowait(MachineEvent(EventKind.NO_SPACE, error.message))
+            raise
         ram = self.memory.ram
         ram[COUNTER] = _counter_page(counter)
         ram[BLOCK] = _block(self.memory.base, counter)
         self.memory.private[COUNTER] = self.memory.private[BLOCK] = True
         self.devices = counter
-        self._write_disk(counter)
 
     def _write_disk(self, counter: int) -> None:
         """Into the active layer, as QEMU would: an entry in its L1 table, and data behind everything."""
@@ -193,13 +208,16 @@ class TortureMachine:
         if not self.layers[-1].exists():
             self._unlinked[self.layers[-1]] = counter
             return
-        with self.layers[-1].open("r+b") as file:
-            file.seek(40)
-            (l1_at,) = struct.unpack(">Q", file.read(8))
-            file.seek(l1_at)
-            file.write(b"\x80")
-            file.seek(0, 2)
-            file.write(record)
+        with self.layers[-1].open("r+b", buffering=0) as file:
+            fd, end = file.fileno(), file.seek(0, 2)
+            (l1_at,) = struct.unpack(">Q", os.pread(fd, 8, 40))
+            try:
+                os.pwrite(fd, b"\x80", l1_at)
+                if os.pwrite(fd, record, end) < len(record):
+                    raise OSError(errno.ENOSPC, "half of the record")
+            except OSError as error:
+                os.ftruncate(fd, end)
+                raise NoSpace("There is no room left for the guest's disk.", internal=str(error)) from error
         if self._disk is not None:
             self._disk.wrote(self.layers[-1])
 
@@ -256,7 +274,11 @@ class TortureMachine:
     async def save_devices(self, destination: Path) -> None:
         await self._call()
         self.step()
-        destination.write_text(f"devices {self.devices} {self._queue()} ".ljust(2000))
+        try:
+            destination.write_text(f"devices {self.devices} {self._queue()} ".ljust(2000))
+        except OSError as error:
+            destination.unlink(missing_ok=True)
+            raise NoSpace(f"Device state cannot be written to {destination.name}.", internal=str(error)) from error
         if self._disk is not None:
             self._disk.wrote(destination)
 
@@ -272,6 +294,7 @@ class TortureMachine:
         if not self._found:
             self._found = self._look()  # before a step writes over what is wrong
         self.state = MachineState.RUNNING
+        self.running.set()
         self.step()
 
     async def open_overlay(self, overlay: DiskLayer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,10 +31,12 @@ from perdure.node.goldens import Origin
 from perdure.node.pool import WarmPool
 from perdure.node.starting import Plan, Starter
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.node.warming import Warming
 from perdure.snapshots import capture, compact
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
-from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.rebase import rebase
 from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.verify import Verifier
 from perdure.wire.node import Checking, Damage, FromSnapshot, Identity, MachineSize, StartSpec, Verdict
@@ -48,13 +51,14 @@ WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 _names = itertools.count(1)
 
 #: Thresholds of the product that the little memory of a torture machine would never reach.
-SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+SMALL: tuple[tuple[ModuleType, str, float], ...] = (
     (capture, "SEGMENT_BYTES_MAX", 96 << 10),
     (capture, "GARBAGE_BYTES_MIN", 16 << 10),
     (compact, "GARBAGE_BYTES_MIN", 16 << 10),
     (resident, "LAYERS_MAX", 4),
     (resident, "LAYERS_KEPT", 2),
     (resident, "LAYERS_FULL", 6),
+    (resident, "ROOM_CHECK_S", 0.05),
 )
 
 
@@ -105,6 +109,7 @@ class _Goldens:
         self._disk = disk
         self._token = token
         self._ram = BaseRam(image / "ram.base")
+        self._own: dict[str, Path] = {}
         self._image = Image(
             *(DIGEST, "base", WHEN, image, SIZE, DISK_GIB),
             kernel_version="6",
@@ -138,8 +143,17 @@ class _Goldens:
         disks = DiskChain((origin.image.root, DiskLayer(origin.golden.directory / "disk.qcow2", "qcow2")))
         return Base(self._ram, ref, disks, ref)
 
-    def launch(self, _origin: Origin, prefix: str) -> str:
-        return f"{prefix}-{next(_names)}"
+    def launch(self, _origin: Origin, prefix: str, ram: Path | None = None) -> str:
+        name = f"{prefix}-{next(_names)}"
+        if ram is not None:
+            self._own[name] = ram
+        return name
+
+    async def prepare(self, launch: str) -> TortureMachine:
+        """A machine that has mapped a base of its own."""
+        machine = self.machine(launch)
+        machine.memory.ram = np.array(BaseRam(self._own.pop(launch)).pages)
+        return machine
 
     async def boot(self, launch: str, disk: DiskChain) -> TortureMachine:
         machine = self.machine(launch)
@@ -184,12 +198,13 @@ class TortureNode(NodeSupervisor):
         super().__init__(
             NodeParts(node_id, settings, clock or SystemClock(), nothing, Accelerator.TCG, nothing, nothing, nothing)
         )
-        self.store = self._store = SnapshotStore(settings.store, disk)
+        self._store = SnapshotStore(settings.store, disk)
         self._goldens = goldens = cast(Any, _Goldens(image, disk, token))
         self._pool = WarmPool(self._prepare, 0)
         starter = self._starter
         starter.__class__ = _Starter
         starter._goldens, starter._store, starter._pool = goldens, self._store, self._pool
+        starter.warming = Warming(self._store)
         self._compaction = Compaction(self._store, self._base_of)
 
     async def _prepare(self, _key: tuple[str, str]) -> Machine:
@@ -213,6 +228,15 @@ class TortureNode(NodeSupervisor):
     async def compact(self) -> int:
         """What the background would do a while after a workspace fell asleep."""
         return await self._compaction.run_once()
+
+    @property
+    def store(self) -> SnapshotStore:
+        return self._store
+
+    async def rebase(self, snapshot_id: SnapshotId) -> bool:
+        """The same, of a memory that is too different from its base."""
+        base = await self._base_of(self._store.manifest(snapshot_id))
+        return base is not None and await asyncio.to_thread(rebase, self._store, snapshot_id, base, threading.Event())
 
     @property
     def machines(self) -> dict[WorkspaceId, TortureMachine]:

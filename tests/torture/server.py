@@ -31,6 +31,7 @@ from tests.torture.ledger import Ledger
 from tests.torture.machine import Proof
 from tests.torture.model import Violation
 from tests.torture.node import DIGEST, PATH, TortureNode
+from tests.torture.registry import parts
 from tests.torture.story import check
 
 CTX = Context(principal="torture", request_id=RequestId("req_torture"), tenant_id=DEFAULT_TENANT)
@@ -52,14 +53,16 @@ class Server:
 
     def __init__(self, database: Database, home: Path, image: Path, node_id: NodeId, ledger: Ledger) -> None:
         self.database = database
+        self.home = home
         self.ledger = ledger
         self.clock = SteppedClock()
-        self.token = f"perdure-torture-{home.name}"
+        self.token = f"perdure-{home.parent.name}-{home.name}"  # another run of the suite has homes of the same names
         self.node = TortureNode(home, image, clock=self.clock, token=self.token, node_id=node_id)
         images = FakeImages()
         images.images = [FakeImage(digest=DIGEST)]
         settings = Settings(home=home, parallel_starts=2, wake_deadline_s=20, checkpoint_interval_s=0, idle_timeout_s=0)
-        tools = Tools(WorkspaceStore(database), LocalPlacement(self.node), images, settings, self.clock, EgressRules.parse)
+        store = WorkspaceStore(database)
+        self.tools = tools = Tools(store, LocalPlacement(self.node), images, settings, self.clock, EgressRules.parse)
         self.service = WorkspaceService(tools)
         self.store = tools.store
 
@@ -68,6 +71,17 @@ class Server:
         await self.node.open()
         await self.service.upkeep.start(timers=False)
         await self.service.upkeep.clean()
+        await self._begin_parts()
+
+    async def mend(self) -> None:
+        """What was cut off without an end of this server: its timers would see to it, and the parts begin anew."""
+        await self.service.upkeep.reconcile()
+        await self.service.upkeep.clean()
+        await self._begin_parts()
+
+    async def _begin_parts(self) -> None:
+        for part in parts():
+            await part.begin(self)
 
     async def settle(self) -> None:
         """Let what events have set off come to its end."""
@@ -89,6 +103,8 @@ class Server:
         checked, breaks = await Journal(self.database).verify()
         if breaks or not checked:
             raise Violation(f"the journal's chain is broken: {breaks}")
+        for part in parts():
+            await part.check(self)
 
     def _check_states(self, found: dict[str, Workspace]) -> None:
         present = {facts.snapshot_id for facts in self.node.store.complete()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,6 +19,7 @@ from tests.fakes.tiny_node import NOW, snapshot_id
 from tests.torture.machine import Proof
 from tests.torture.model import Violation
 from tests.torture.node import TortureNode, start_spec
+from tests.torture.registry import Place
 
 FOREVER = 1 << 60
 
@@ -67,22 +68,11 @@ class Story:
             await self.wake(random.choice(list(self.asleep.values())))
         else:
             one = random.choice(list(self.awake.values()))
-            kinds = ["checkpoint", "sleep", "drop", "fork", "die", "reboot", "compact"]
-            match random.choices(kinds, [8, 4, 3, 1, 1, 1, 1])[0]:
-                case "checkpoint":
-                    await self.checkpoint(one)
-                case "sleep":
-                    await self.sleep(one)
-                case "drop":
-                    await self.drop(one)
-                case "fork":
-                    await self.fork(one)
-                case "die":
-                    await self.die(one)
-                case "reboot":
-                    await self.reboot(one)
-                case "compact":
-                    await self.node.compact()
+            weights: dict[Callable[[Awake], Awaitable[object]], int] = {
+                **{self.checkpoint: 8, self.sleep: 4, self.drop: 3, self.rebase: 2},
+                **{self.fork: 1, self.die: 1, self.reboot: 1, self.compact: 1},
+            }
+            await random.choices(list(weights), list(weights.values()))[0](one)
 
     # --------------------------------------------------------------------------------------------------------------- steps
 
@@ -153,6 +143,18 @@ class Story:
             if one.head == name:
                 one.head = None
 
+    async def compact(self, _one: Awake) -> None:
+        await self.node.compact()
+
+    async def rebase(self, one: Awake) -> None:
+        """Somebody who sleeps gets a base of his own."""
+        if not self.asleep:
+            await self.sleep(one)
+        chosen = self._random.choice(list(self.asleep.values()))
+        if chosen.head in self.told:
+            assert chosen.head is not None
+            await self.node.rebase(chosen.head)
+
     async def die(self, one: Awake) -> None:
         """Its VMM dies: the disk that it had is kept as a snapshot, from which it boots."""
         await self.node.machines[one.workspace_id].kill()
@@ -222,10 +224,11 @@ def clear(directory: Path) -> None:
 class Stories:
     """What rounds that tell stories start with. They have no process of their own, so there is nothing to close."""
 
-    def __init__(self, scratch: Path, image: Path, random: Random) -> None:
-        self._scratch = scratch
-        self._image = image
-        self._random = random
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._scratch = place.scratch
+        self._image = place.image
+        self._random = place.random
         self._numbers = itertools.count(1)
 
     async def close(self) -> None:

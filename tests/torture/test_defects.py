@@ -17,6 +17,7 @@ WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no-fsync": (("cuts",), ("disk.dropped", "disk.torn", "disk.mixed")),
     "no-generation-check": (("late",), ()),
     "acknowledge-before-commit": (("cuts",), ("disk.kept",)),
+    "gc-of-pinned-pack": (("store",), ()),
     "damage-believed": (("damage",), ("flip.segment",)),
 }
 

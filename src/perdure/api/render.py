@@ -84,6 +84,8 @@ def resume_report(value: model.ResumeReport) -> public.ResumeReport:
         at=value.at,
         problems=list(value.problems),
         kept_branch=value.kept_branch,
+        restored_from=value.restored_from,
+        fetched_bytes=value.fetched_bytes,
         hooks=[_hook(hook) for hook in value.hooks],
     )
 
@@ -115,6 +117,19 @@ def snapshot(value: model.Snapshot) -> public.SnapshotInfo:
         pause_s=value.pause_s,
         created_at=value.created_at,
         disk_gib=value.disk_gib,
+        durable="local" if value.stored_at is None else "store",
+        upload=None if value.upload is None else _upload(value.upload),
+    )
+
+
+def _upload(value: model.Upload) -> public.UploadInfo:
+    return public.UploadInfo(
+        state=public.UploadState(value.state.value),
+        read_bytes=value.read_bytes,
+        sent_bytes=value.sent_bytes,
+        total_bytes=value.total_bytes,
+        error=value.error,
+        retry_s=value.retry_s,
     )
 
 

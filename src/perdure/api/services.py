@@ -34,12 +34,21 @@ class Images(Protocol):
         ...
 
 
+class Backups(Protocol):
+    """Backups of the whole server."""
+
+    def make(self, ctx: Context, spec: public.MakeBackup) -> AsyncIterator[public.BackupEvent]:
+        """Progress, then one ``done`` event with the backup. Closing the iterator ends it; then there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time."""
 
     workspaces: Workspaces
     images: Images
+    backups: Backups
     doctor: Callable[[], Awaitable[public.DoctorReport]]
     authenticate: Callable[[str], str | None]
     settings: Settings

@@ -7,7 +7,9 @@ import json
 import os
 import platform
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,7 +22,7 @@ from perdure.core.errors import InvalidRequest, PerdureError
 if TYPE_CHECKING:
     from perdure.demo.stats import Row
 
-SUITES = ("wake",)
+SUITES = ("wake", "snapshots")
 
 
 def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
@@ -29,14 +31,14 @@ def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
     try:
         if suite not in SUITES:
             raise InvalidRequest(f"There is no benchmark suite {suite!r}.", hint=f"The suites are: {', '.join(SUITES)}.")
-        from perdure.demo import wake
+        measure = suite_module(suite)
 
         with console.status("") as status:
 
             def say(what: str) -> None:
                 status.update(escape(what))
 
-            rows = asyncio.run(wake.run(say, samples or wake.SAMPLES))
+            rows = asyncio.run(measure.run(say, samples or measure.SAMPLES))
     except PerdureError as error:
         complain(error, as_json=as_json)
         return 1
@@ -49,6 +51,11 @@ def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
     else:
         Console(highlight=False).print(_table(suite, rows))
     return 0
+
+
+def suite_module(suite: str) -> ModuleType:
+    """The module of a suite, with ``SAMPLES`` and ``run``."""
+    return import_module(f"perdure.demo.{suite}")
 
 
 def host() -> dict[str, str | int | float]:
@@ -81,8 +88,8 @@ def _table(suite: str, rows: list[Row]) -> Table:
             else "0"
         )
         table.add_row(
-            escape(row.name),
-            f"{row.value:,.4g} {row.unit}",
+            escape(row.name) if row.value is not None else escape(f"{row.name}: {row.note}"),
+            "not measured" if row.value is None else f"{row.value:,.4g} {row.unit}",
             ratio,
             escape(baseline),
             sign + (row.goal.text(row.unit) if row.goal else ""),

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(configure)
     snapshot = typer.Typer(help="Snapshots of a workspace.", no_args_is_help=True)
-    for name, function in (("ls", ls), ("name", name_it), ("rm", rm), ("verify", verify)):
+    for name, function in (("ls", ls), ("name", name_it), ("push", push), ("rm", rm), ("verify", verify)):
         snapshot.command(name)(function)
     app.add_typer(snapshot, name="snapshot")
 
@@ -68,8 +68,8 @@ def _count(text: str) -> int | Literal["default"]:
 def ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     """Show the tree of a workspace's snapshots, oldest first.
 
-    OWN becomes free when a snapshot is removed, SHARED is used by others too. KEPT says why it stays; the head, marked *, is what
-    the workspace wakes from.
+    DURABLE says where it is: any node can wake what the object store has. OWN becomes free when a snapshot is removed, SHARED is
+    used by others too. KEPT says why it stays; the head, marked *, is what the workspace wakes from.
     """
     as_json = wants_json(ctx, json)
     workspace = find(name)
@@ -84,7 +84,7 @@ def ls(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         return
     rows = [_row(one, lead) for one, lead in tree(found)]
     table(
-        ("SNAPSHOT", "NAME", "REASON", "KEPT", "OWN", "SHARED", "TOTAL", "MADE", "BRANCHES"),
+        ("SNAPSHOT", "NAME", "REASON", "DURABLE", "KEPT", "OWN", "SHARED", "TOTAL", "MADE", "BRANCHES"),
         rows,
         right=("OWN", "SHARED", "TOTAL"),
     )
@@ -97,11 +97,19 @@ def _row(one: public.SnapshotPlace, lead: str) -> Sequence[str]:
         f"[dim]{lead}[/]{one.id}{' [bold green]*[/]' if one.is_head else ''}",
         markup(one.name or ""),
         one.reason if one.has_memory else f"{one.reason}, disk only",
+        _durable(one),
         ", ".join(kept),
         *weights,
         ago(one.created_at),
         markup(", ".join([*one.branches, *one.references])),
     )
+
+
+def _durable(one: public.SnapshotInfo) -> str:
+    if one.upload is None:
+        return one.durable
+    is_failed = one.upload.state is public.UploadState.FAILED
+    return "local, [red]upload failed[/]" if is_failed else f"local, {one.upload.state.value}"
 
 
 def tree(found: Sequence[public.SnapshotPlace]) -> Iterator[tuple[public.SnapshotPlace, str]]:
@@ -157,6 +165,24 @@ def name_it(
         dump(named)
     else:
         say(f"{named.id} is named {markup(named.name)}" if named.name else f"{named.id} has no name; retention may remove it")
+
+
+def push(
+    ctx: typer.Context,
+    name: Name,
+    snapshot: Annotated[
+        str | None, typer.Argument(metavar="[SNAPSHOT]", help="Id or name; default: what it wakes from.", show_default=False)
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds to wait; default: no limit.", min=0)] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Wait until the object store has a snapshot. It is uploaded at once; all are uploaded by themselves sooner or later."""
+    as_json = wants_json(ctx, json)
+    pushed = find(name).push_snapshot(snapshot, deadline_s=deadline_s)
+    if as_json:
+        dump(pushed)
+    else:
+        say(f"{pushed.id} is in the object store")
 
 
 def rm(

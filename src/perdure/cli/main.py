@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
 import perdure
-from perdure.cli import branches, copy, execs, forward, images, lineage, server, workspaces
+from perdure.cli import backup, branches, copy, execs, forward, images, lineage, server, workspaces
 from perdure.cli.arguments import asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
 from perdure.core.config import Settings
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (server, workspaces, lineage, branches, execs, copy, forward, images):
+for module in (server, workspaces, lineage, branches, execs, copy, forward, images, backup):
     module.register(app)
 
 

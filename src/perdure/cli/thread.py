@@ -42,6 +42,8 @@ def woke(report: Body) -> str:
     reason = report.get("memory_reason")
     parts = [f"memory {report.get('memory')}" + (f" ({_REASONS.get(reason, reason)})" if reason else "")]
     parts.append(f"disk {report.get('disk')}")
+    if report.get("restored_from") == "store":
+        parts.append("fetched from the object store")
     if report.get("asleep_s"):
         parts.append(f"asleep {duration(report['asleep_s'])}")
     if dropped := report.get("connections_dropped"):

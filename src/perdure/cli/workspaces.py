@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli import thread
+from perdure.cli.backup import recover_from_store
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
 from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
@@ -29,6 +30,15 @@ class How(StrEnum):
     RETRY = "retry"
     REWIND = "rewind"
     DISK_BOOT = "disk-boot"
+
+
+class Durable(StrEnum):
+    LOCAL = "local"
+    STORE = "store"
+
+
+DurableOption = Annotated[Durable, typer.Option("--durable", help="store: wait until the object store has the snapshot.")]
+_HOMES = {"local": "node", "store": "object store"}
 
 
 def register(app: typer.Typer) -> None:
@@ -225,9 +235,22 @@ def _head(info: public.WorkspaceInfo, found: list[public.SnapshotPlace]) -> list
     if head is None:
         return [info.head_snapshot_id or "-"]
     lines = [f"{head.id}, {head.reason}{markup(f' ({head.name})') if head.name else ''}, {ago(head.created_at)}"]
+    lines.append(f"durable in the {_HOMES[head.durable]}{markup(upload_text(head))}")
     if head.disk_gib is not None and head.disk_gib < info.disk_gib:
         lines.append(f"its disk has {head.disk_gib} GiB; a disk boot grows it to {info.disk_gib} GiB")
     return lines
+
+
+def upload_text(one: public.SnapshotInfo) -> str:
+    """What follows where a snapshot is durable: how far its upload is, or why it failed."""
+    upload = one.upload
+    if upload is None:
+        return ""
+    if upload.state is public.UploadState.UPLOADING:
+        return f"; uploading, {size(upload.read_bytes)} of about {size(upload.total_bytes)} done, {size(upload.sent_bytes)} sent"
+    if upload.state is public.UploadState.FAILED:
+        return f"; not uploaded: {upload.error} Tried again in {duration(upload.retry_s or 0)}."
+    return "; waits to be uploaded"
 
 
 def _hooks(report: public.ResumeReport | None) -> str | list[str]:
@@ -252,15 +275,17 @@ def tell_losses(workspace: Workspace) -> None:
         note(f"[yellow]{markup(workspace.name)} woke: {woke(report)}[/]")
 
 
-def sleep(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
+def sleep(ctx: typer.Context, name: Name, durable: DurableOption = Durable.LOCAL, json: JsonFlag = False) -> None:
     """Hibernate a workspace now."""
     as_json = wants_json(ctx, json)
     workspace = find(name)
-    snapshot = workspace.sleep()
+    snapshot = workspace.sleep(durable=durable.value)
     if as_json:
         dump({"workspace": workspace.info, "snapshot": snapshot})
     else:
-        say(f"[bold]{markup(workspace.name)}[/] sleeps: {size(snapshot.memory_bytes + snapshot.disk_bytes)} written")
+        written = size(snapshot.memory_bytes + snapshot.disk_bytes)
+        where = ", and in the object store" if durable is Durable.STORE else ""
+        say(f"[bold]{markup(workspace.name)}[/] sleeps: {written} written{where}")
 
 
 def wake(
@@ -283,11 +308,12 @@ def checkpoint(
     ctx: typer.Context,
     name: Name,
     label: Annotated[str | None, typer.Option("--name", help="A name for the snapshot.")] = None,
+    durable: DurableOption = Durable.LOCAL,
     json: JsonFlag = False,
 ) -> None:
     """Record a workspace while it runs."""
     as_json = wants_json(ctx, json)
-    snapshot = find(name).checkpoint(label)
+    snapshot = find(name).checkpoint(label, durable=durable.value)
     if as_json:
         dump(snapshot)
     else:
@@ -374,12 +400,24 @@ def resize(
 
 def recover(
     ctx: typer.Context,
-    name: Name,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)] = None,
     how: Annotated[How, typer.Option(help="Retry, go one snapshot back, or boot the disk without memory.")] = How.RETRY,
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="No workspace, but the whole catalogue, when the database is lost.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Bring a failed workspace back."""
+    """Bring a failed workspace back; or, with --from-store, make the catalogue of a home that has lost its database.
+
+    With --from-store no server may run: workspaces, snapshots and names are taken from what the object store (PERDURE_STORE_URL)
+    holds. Whatever was never uploaded is not among it.
+    """
     as_json = wants_json(ctx, json)
+    if (name is None) != from_store:
+        raise InvalidRequest("Either the name of a workspace or --from-store is needed.", hint="perdure recover NAME")
+    if name is None:
+        recover_from_store(as_json=as_json)
+        return
     workspace = find(name)
     report = workspace.recover(how.value)
     if as_json:

@@ -58,6 +58,11 @@ class Settings(BaseSettings):
     guest_cache_mib: int = Field(
         default=128, ge=0, description="A workspace that falls asleep with a larger page cache drops it first; 0: never."
     )
+    rebase_mib: int = Field(
+        default=512,
+        ge=0,
+        description="Asleep, a workspace gets a base of its own if more of its memory, or over 60 %, is changed; 0: never.",
+    )
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
     shutdown_deadline_s: float = Field(
         default=60.0,
@@ -69,6 +74,28 @@ class Settings(BaseSettings):
         default=2,
         ge=1,
         description="Snapshots that nobody asked for, kept while awake; asleep, the last. A workspace may say otherwise.",
+    )
+
+    store_url: str | None = Field(
+        default=None,
+        description="Object store for snapshots: file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; "
+        "unset: snapshots stay on this node only.",
+    )
+    store_options: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        repr=False,
+        description="NAME=VALUE for the object store's client, such as endpoint=http://127.0.0.1:9000 or region=eu-west-1.",
+    )
+    store_encryption: bool = Field(
+        default=False, description="Seal what a tenant has in the object store with a key of its own, kept under HOME/keys."
+    )
+    store_uploads: int = Field(default=2, ge=1, le=64, description="Snapshots that are uploaded at the same time.")
+    store_collect_s: float = Field(
+        default=3600.0, ge=0, description="Interval of the object store's garbage collection; 0: never."
+    )
+    store_local_copies: Literal["keep", "drop"] = Field(
+        default="keep",
+        description="drop: files of a sleeping workspace go from the node once the object store has them; its wake fetches them.",
     )
 
     lease_s: float = Field(default=20.0, gt=0, description="Node lease in the database.")
@@ -83,7 +110,7 @@ class Settings(BaseSettings):
         default=None, description="Tests of crashes: a file that names the point at which a process is killed; unset: none."
     )
 
-    @field_validator("allowed_hosts", "egress_private_allow", mode="before")
+    @field_validator("allowed_hosts", "egress_private_allow", "store_options", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -112,6 +139,11 @@ class Settings(BaseSettings):
     @property
     def master_key_file(self) -> Path:
         return self.home / "master.key"
+
+    @property
+    def store_keys_dir(self) -> Path:
+        """The keys of tenants in the object store, wrapped by one derived from the master key."""
+        return self.home / "keys"
 
     @property
     def lock_file(self) -> Path:

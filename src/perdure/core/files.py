@@ -299,6 +299,20 @@ def stored_bytes(path: Path) -> int:
         return 0
 
 
+def data_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """(offset, end) of the parts of an open file that are not holes."""
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        offset = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, min(offset, size)
+
+
 def free_bytes(path: Path) -> int:
     """Bytes an ordinary user can still write on the file system of ``path``."""
     return shutil.disk_usage(path).free

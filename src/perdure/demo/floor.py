@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -28,10 +28,11 @@ from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, LaunchSpe
 from perdure.machines.fingerprint import fingerprint
 from perdure.machines.guestlink import GuestLink, WakeRequest
 from perdure.machines.qemu import QemuConfig, QemuDriver
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import Base, CaptureRequest, MachineRun, RunSpec
+from perdure.snapshots.compact import compact
 from perdure.snapshots.layers import create_layer
 from perdure.snapshots.manifest import BaseRef
-from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.start import begin
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import ExecExited, ExecOutput, ExecSpec, Identity, Isolation
@@ -107,11 +108,15 @@ class Rig:
             ram.unlink()
             overlay.unlink()
 
-    async def _begin(self) -> tuple[Machine, MachineRun]:
-        """A pooled machine and the intent of a start: what is there, or not counted, when a request comes."""
+    async def cold_boots(self, count: int) -> float:
+        """Seconds until so many, begun at once, have all said hello."""
+        return max(await asyncio.gather(*(self.cold_boot() for _ in range(count))))
+
+    async def _intend(self, workspace_id: WorkspaceId, source: SnapshotId | None) -> MachineRun:
+        """The intent of a start, on record."""
         self.generation += 1
         spec = RunSpec(
-            _WORKSPACE,
+            workspace_id,
             DEFAULT_TENANT,
             self.generation,
             self.image.digest,
@@ -120,11 +125,19 @@ class Rig:
             self.base,
             self.mark,
         )
-        devices = self.golden.devices if self.snapshot is None else None
-        run = await asyncio.to_thread(begin, self.store, spec, self.snapshot, memory=True, devices=devices)
+        devices = self.golden.devices if source is None else None
+        return await asyncio.to_thread(begin, self.store, spec, source, memory=True, devices=devices)
+
+    async def _warm(self) -> Machine:
+        """A machine as it waits in the pool."""
         machine = await self.driver.prepare(self._launch(self.golden.ram))
         self.running.append(machine)
-        return machine, run
+        return machine
+
+    async def _begin(self, source: SnapshotId | None) -> tuple[Machine, MachineRun]:
+        """A pooled machine and the intent of a start: what is there, or not counted, when a request comes."""
+        run = await self._intend(_WORKSPACE, source)
+        return await self._warm(), run
 
     async def _end(self, machine: Machine, run: MachineRun, link: GuestLink) -> None:
         await link.close()
@@ -132,28 +145,38 @@ class Rig:
         self.running.remove(machine)
         await asyncio.to_thread(run.end)
 
-    def _identity(self) -> Identity:
-        return Identity(_WORKSPACE, DEFAULT_TENANT, self.generation, "bench", "0" * 32)
-
     # -------------------------------------------------------------------------------------------------------------- samples
 
     async def prepare(self, script: str) -> None:
         """Run ``script`` and the holder in a fresh workspace, capture it as a hibernation does, and keep the snapshot."""
-        machine, run = await self._begin()
-        link = GuestLink(machine.connect)
-        try:
-            await run.restore(machine)
-            await machine.resume()
-            await link.open(DEADLINE_S)
-            await link.wake(WakeRequest(self._identity(), new_identity=True))
+
+        async def set_up(link: GuestLink) -> None:
             program = (files("perdure.demo") / "programs" / "holder.py").read_text()
             setup = f"{script}\ncat > /root/holder.py <<'END'\n{program}\nEND\n"
             await _exec(link, "bash", "-c", setup + "setsid python3 /root/holder.py 9000 > /root/holder.log 2>&1 &\n")
             await _exec(link, "bash", "-c", "tail -f /root/holder.log | grep -q ready")
-            await _exec(link, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9000; echo grow 5 >&3; read -r answer <&3")
-            self.snapshot = await self._capture(machine, run, link)
+            await _tell(link, "grow 5")
+
+        self.snapshot = await self._changed(None, set_up)
+
+    async def _changed(self, source: SnapshotId | None, change: Callable[[GuestLink], Awaitable[None]]) -> SnapshotId:
+        """Wake a snapshot, or a fresh workspace, change it, and capture it as a hibernation does."""
+        machine, run = await self._begin(source)
+        link = GuestLink(machine.connect)
+        try:
+            await self._answer(machine, run, link, new_identity=source is None)
+            await change(link)
+            return await self._capture(machine, run, link)
         finally:
             await self._end(machine, run, link)
+
+    @staticmethod
+    async def _answer(machine: Machine, run: MachineRun, link: GuestLink, *, new_identity: bool = False) -> None:
+        """Restore it, let it run, and wait for its agent's first reply."""
+        await run.restore(machine)
+        await machine.resume()
+        await link.open(DEADLINE_S)
+        await link.wake(WakeRequest(_identity(run), new_identity=new_identity))
 
     async def _capture(self, machine: Machine, run: MachineRun, link: GuestLink) -> SnapshotId:
         snapshot = SnapshotId(mint("snp", now_ms=0))
@@ -167,7 +190,7 @@ class Rig:
 
     async def wake(self) -> dict[str, float]:
         """Seconds from the request to: the guest running, the agent's first reply (repairs done), the first exec's exit."""
-        machine, run = await self._begin()
+        machine, run = await self._begin(self.snapshot)
         link = GuestLink(machine.connect)
         taken: dict[str, float] = {}
         try:
@@ -176,13 +199,66 @@ class Rig:
             await machine.resume()
             taken["running"] = time.perf_counter() - started
             await link.open(DEADLINE_S)
-            await link.wake(WakeRequest(self._identity()))
+            await link.wake(WakeRequest(_identity(run)))
             taken["reply"] = time.perf_counter() - started
             await _exec(link, "/bin/true")
             taken["exec"] = time.perf_counter() - started
             return taken
         finally:
             await self._end(machine, run, link)
+
+    async def restores(self, count: int, pooled: int) -> float:
+        """Seconds until so many new workspaces of the prepared snapshot, begun at once, have all replied. So many of their
+        machines wait as in a pool; the others are started within that time."""
+        runs = [await self._intend(WorkspaceId(f"{_WORKSPACE}{number}"), self.snapshot) for number in range(count)]
+        warm = [await self._warm() for _ in range(pooled)]
+        begun: list[tuple[Machine, MachineRun, GuestLink]] = []
+
+        async def one(run: MachineRun) -> None:
+            machine = warm.pop() if warm else await self._warm()
+            link = GuestLink(machine.connect)
+            begun.append((machine, run, link))
+            await self._answer(machine, run, link, new_identity=True)
+
+        started = time.perf_counter()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for run in runs:
+                    group.create_task(one(run))
+            return time.perf_counter() - started
+        finally:
+            for machine, run, link in begun:
+                await self._end(machine, run, link)
+            for run in runs:
+                await asyncio.to_thread(run.end)
+
+    async def compaction(self, held_mib: int, dropped_mib: int) -> Compacted:
+        """Compact a sleeping workspace whose process held much and gave most of it back before it fell asleep."""
+        full = await self._changed(self.snapshot, lambda link: _tell(link, f"grow {held_mib}"))
+        emptier = await self._changed(full, lambda link: _tell(link, f"drop {dropped_mib}"))
+        self.store.delete([full])
+        cpu, wall = time.process_time(), time.perf_counter()
+        freed = await asyncio.to_thread(compact, self.store, emptier, self.base.ram)
+        taken = Compacted(time.process_time() - cpu, time.perf_counter() - wall, freed)
+        self.store.delete([emptier])
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction took of this process and of the clock, and what it freed."""
+
+    cpu_s: float
+    wall_s: float
+    freed_bytes: int
+
+
+def _identity(run: MachineRun) -> Identity:
+    return Identity(run.spec.workspace_id, DEFAULT_TENANT, run.spec.generation, "bench", "0" * 32)
+
+
+async def _tell(link: GuestLink, words: str) -> None:
+    await _exec(link, "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/9000; echo {words} >&3; read -r answer <&3")
 
 
 async def _exec(link: GuestLink, *argv: str) -> None:

@@ -118,22 +118,29 @@ class Server:
 
 @asynccontextmanager
 async def temporary_server(**overrides: object) -> AsyncIterator[Server]:
-    """A server with a home that is removed afterwards. The image cache is the operator's: images are not built again."""
-    base = Settings()
+    """A server with a home that is removed afterwards."""
     with temporary_home() as home:
-        values = {"home": home, "image_dir": base.images, "database_url": None, "listen_port": 0, **overrides}
-        settings = Settings.model_validate({**base.model_dump(), **values})
-        log = home / "server.log"
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, log), name="perdure-server")
-        with _undisturbed():  # inherited: a Ctrl-C before the child has left the terminal's session must not reach it
-            process.start()
-        server = Server(settings, process, log)
-        try:
-            await server.ready()
+        async with server_in(home, **overrides) as server:
             yield server
-        finally:
-            with _undisturbed():
-                await asyncio.shield(server.stop())
+
+
+@asynccontextmanager
+async def server_in(home: Path, **overrides: object) -> AsyncIterator[Server]:
+    """A server over a home that outlives it. The image cache is the operator's: images are not built again."""
+    base = Settings()
+    values = {"home": home, "image_dir": base.images, "database_url": None, "listen_port": 0, **overrides}
+    settings = Settings.model_validate({**base.model_dump(), **values})
+    log = home / "server.log"
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, log), name="perdure-server")
+    with _undisturbed():  # inherited: a Ctrl-C before the child has left the terminal's session must not reach it
+        process.start()
+    server = Server(settings, process, log)
+    try:
+        await server.ready()
+        yield server
+    finally:
+        with _undisturbed():
+            await asyncio.shield(server.stop())
 
 
 @contextmanager

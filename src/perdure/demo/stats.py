@@ -49,8 +49,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """``value`` is None where nothing could be measured; the note says why."""
+
     name: str
-    value: float
+    value: float | None
     unit: str
     baseline: Baseline | None = None
     goal: Goal | None = None
@@ -58,16 +60,18 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        return self.value / self.baseline.value if self.baseline is not None and self.baseline.value else None
+        if self.value is None or self.baseline is None or not self.baseline.value:
+            return None
+        return self.value / self.baseline.value
 
     @property
     def met(self) -> bool | None:
-        return self.goal.met(self.value, self.baseline) if self.goal is not None else None
+        return self.goal.met(self.value, self.baseline) if self.goal is not None and self.value is not None else None
 
     def public(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "value": round(self.value, 3),
+            "value": round(self.value, 3) if self.value is not None else None,
             "unit": self.unit,
             "baseline": self.baseline.what if self.baseline else None,
             "baseline_value": round(self.baseline.value, 3) if self.baseline else None,

@@ -1,113 +1,40 @@
 """``perdure bench wake``: what sleeping and waking cost on this host, each beside its bare floor in the same run.
 
 The control plane's way goes over HTTP, the database and the pool, as a user's does; the bare way (``floor``) is the same QEMU
-steps alone. Samples of both alternate, so that a noisy minute hits both. The *light script* is 20 execs of ``git status``, 5 MB
-changed in a live process, and a 1 MB file.
+steps alone. Samples of both alternate, so that a noisy minute hits both.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib.resources import files
 
 from perdure.demo import floor, observe
-from perdure.demo.server import Server, ensure_image, temporary_server
+from perdure.demo.server import temporary_server
 from perdure.demo.stats import Against, Baseline, Goal, Row, rows
 from perdure.demo.steps import expect
-from perdure.node.pool import REFILL_DELAY_S
-from perdure.sdk import AsyncClient, AsyncWorkspace
+from perdure.demo.suite import LIGHT_MIB, SET_UP, Bench, Progress, isolation_of, light_script, prepare, sh, tell
+from perdure.sdk import AsyncWorkspace
 
 SAMPLES = 20
 FLEET = 50
 #: With fewer samples than usual the run is a trial, and so is its fleet.
 TRIAL_FLEET = 5
-HOLDER_PORT = 9000
-LIGHT_MIB = 5
 #: Private memory at which the checkpoint's pause is shown too, in MiB of a live process.
 LARGE_MIB = (100, 300)
-
-SET_UP = """
-set -e
-mkdir -p /root/repo && cd /root/repo && git init -q
-for n in $(seq 1 50); do seq $n $((n + 200)) > file$n; done
-git add . && git -c user.name=bench -c user.email=bench@perdure.invalid commit -qm files
-"""
-#: Talks to the holder without starting an interpreter.
-TELL = 'exec 3<>/dev/tcp/127.0.0.1/{port}; echo {words} >&3; read -r answer <&3; test "${{answer%% *}}" = ok'
-ONE_MB_FILE = "head -c 1048576 /dev/urandom > /root/file"
-
-#: A refill of the pool begins ``REFILL_DELAY_S`` after a wake and takes a tenth of this.
-REFILLED_WITHIN_S = 1.0
-
-Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Bench:
-    """What the parts share. Samples are milliseconds unless the name says otherwise."""
-
-    server: Server
-    client: AsyncClient
-    say: Progress
-    count: int
-    samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    notes: dict[str, str] = field(default_factory=dict)
-
-    def stored(self) -> int:
-        return observe.stored_bytes(self.server.settings.store)
 
 
 async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
     """The whole suite, about five minutes under emulation. Raises PerdureError when something does not work at all."""
     async with temporary_server(idle_timeout_s=0.0, checkpoint_interval_s=0.0, pool_size=1) as server:
-        async with AsyncClient(settings=server.settings) as client:
-            await ensure_image(client)
-            bench = Bench(server, client, say, count)
-            ws = await _prepare(bench)
+        async with Bench.over(server, say, count) as bench:
+            ws = await prepare(bench)
             asleep = await _weigh_one(bench, ws)
             await _wakes(bench, ws)
             pauses = await _checkpoints(bench, ws)
             await ws.delete()
-            await _emptied(bench)
+            await bench.emptied()
             fleet = await _fleet(bench)
         return [*_wake_rows(bench), *_hibernate_rows(bench), *pauses, *asleep, *fleet]
-
-
-# ------------------------------------------------------------------------------------------------------------------ script
-
-
-async def _sh(ws: AsyncWorkspace, script: str) -> None:
-    result = await ws.commands.run(["bash", "-c", script], timeout=600)
-    expect(result.ok, f"A command of the benchmark failed: {result.stderr.strip() or result.detail or result.end}")
-
-
-async def _prepare(bench: Bench, name: str = "bench") -> AsyncWorkspace:
-    bench.say(f"creating the workspace {name!r} with a repository and a live process")
-    ws = await AsyncWorkspace.create(name, client=bench.client)
-    program = files("perdure.demo") / "programs" / "holder.py"
-    await ws.files.write("/root/holder.py", program.read_bytes())
-    await _sh(ws, SET_UP)
-    holder = await ws.commands.run(["python3", "/root/holder.py", str(HOLDER_PORT)], background=True)
-    async for output in holder:
-        if b"ready" in output.data:
-            break
-    await _tell(ws, f"grow {LIGHT_MIB}")
-    return ws
-
-
-async def _tell(ws: AsyncWorkspace, words: str) -> None:
-    await _sh(ws, TELL.format(port=HOLDER_PORT, words=words))
-
-
-async def _light_script(ws: AsyncWorkspace) -> None:
-    for _ in range(20):
-        result = await ws.commands.run(["git", "-C", "/root/repo", "status", "--short"], timeout=600)
-        expect(result.ok, f"git status failed in the workspace: {result.stderr.strip()}")
-    await _tell(ws, f"change {LIGHT_MIB}")
-    await _sh(ws, ONE_MB_FILE)
 
 
 # ------------------------------------------------------------------------------------------------------------------- wakes
@@ -115,9 +42,7 @@ async def _light_script(ws: AsyncWorkspace) -> None:
 
 async def _wakes(bench: Bench, ws: AsyncWorkspace) -> None:
     """Each round: a cold boot, a wake and a first exec through the control plane, and a bare wake with its first exec."""
-    isolation = ws.info.isolation
-    assert isolation is not None, "an awake workspace says how it is isolated"
-    async with floor.Rig.open(bench.server.settings, isolation) as rig:
+    async with floor.Rig.open(bench.server.settings, isolation_of(ws)) as rig:
         await rig.prepare(SET_UP)
         unpooled = 0
         for round_number in range(bench.count):
@@ -151,24 +76,11 @@ async def _one_exec(bench: Bench, ws: AsyncWorkspace) -> None:
 
 
 async def _one_sleep(bench: Bench, ws: AsyncWorkspace) -> None:
-    await _breathe(bench)
+    await bench.breathe()
     started = time.perf_counter()
     await ws.sleep()
     bench.samples["hibernate"].append((time.perf_counter() - started) * 1000)
-    await _breathe(bench)
-
-
-async def _breathe(bench: Bench) -> None:
-    """Let the pool's refill and the removal of old files end, so that a sample measures its own action."""
-    await bench.server.ends_within(REFILL_DELAY_S + REFILLED_WITHIN_S)
-
-
-async def _emptied(bench: Bench) -> None:
-    """Wait until what was deleted is off the disk, a minute at most."""
-    for _ in range(120):
-        if bench.stored() < 1 << 20:
-            return
-        await _breathe(bench)
+    await bench.breathe()
 
 
 def _wake_rows(bench: Bench) -> list[Row]:
@@ -205,7 +117,7 @@ async def _checkpoints(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
     pauses, written = [], []
     for round_number in range(bench.count):
         bench.say(f"checkpoint after the light script: round {round_number + 1} of {bench.count}")
-        await _light_script(ws)
+        await light_script(ws)
         snapshot = await ws.checkpoint()
         pauses.append(snapshot.pause_s * 1000)
         written.append((snapshot.memory_bytes + snapshot.disk_bytes) / 1e6)
@@ -214,7 +126,7 @@ async def _checkpoints(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
     held = LIGHT_MIB
     for size in LARGE_MIB:
         bench.say(f"checkpoint with {size} MiB of private memory")
-        await _tell(ws, f"grow {size - held}")
+        await tell(ws, f"grow {size - held}")
         held = size
         found += await _large(bench, ws, size)
     return found
@@ -223,7 +135,7 @@ async def _checkpoints(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
 async def _large(bench: Bench, ws: AsyncWorkspace, size: int) -> list[Row]:
     pauses, written = [], []
     for _ in range(max(3, bench.count // 4)):
-        await _tell(ws, f"change {LIGHT_MIB}")
+        await tell(ws, f"change {LIGHT_MIB}")
         snapshot = await ws.checkpoint()
         pauses.append(snapshot.pause_s * 1000)
         written.append((snapshot.memory_bytes + snapshot.disk_bytes) / 1e6)
@@ -239,7 +151,7 @@ async def _large(bench: Bench, ws: AsyncWorkspace, size: int) -> list[Row]:
 
 async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
     """Asleep after one light script: bytes on disk, processes, their memory. The workspace is the only one."""
-    await _light_script(ws)
+    await light_script(ws)
     pooled = len(observe.vmms(bench.server.pid)) - 1
     await ws.sleep()
     left = max(0, len(observe.vmms(bench.server.pid)) - pooled)
@@ -296,7 +208,7 @@ async def _bases(bench: Bench, *workspaces: AsyncWorkspace) -> set[tuple[str, in
     for ws in workspaces:
         await ws.wake()
         before = {pid: observe.cpu_s(pid) for pid in observe.vmms(bench.server.pid)}
-        await _sh(ws, "i=0; while [ $i -lt 5000 ]; do i=$((i+1)); done")
+        await sh(ws, "i=0; while [ $i -lt 5000 ]; do i=$((i+1)); done")
         used = {pid: observe.cpu_s(pid) - spent for pid, spent in before.items()}
         found |= observe.mapped_files({max(used, key=lambda pid: used[pid])}, "ram.base")
         await ws.sleep()

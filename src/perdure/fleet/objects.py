@@ -12,16 +12,18 @@ from contextlib import asynccontextmanager
 from psycopg.rows import DictRow
 
 from perdure.core.errors import Conflict, NotFound, StaleGeneration
-from perdure.core.ids import DEFAULT_TENANT
+from perdure.core.ids import DEFAULT_TENANT, is_id
 from perdure.db.database import Database, Transaction
 from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Pack, PackId, PackState, Scope, check_scope
 
 
 class StoreCatalogue:
-    """Implements ``wire.objects.Catalogue``."""
+    """Implements ``wire.objects.Catalogue``. With ``of_snapshots`` an item that is named by a snapshot's id can be begun only
+    while that snapshot's row is complete: nothing is uploaded, and left to lie, that has been removed meanwhile."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, of_snapshots: bool = False) -> None:
         self._database = database
+        self._of_snapshots = of_snapshots
 
     @asynccontextmanager
     async def _locked(self, scope: Scope) -> AsyncIterator[Transaction]:
@@ -47,6 +49,8 @@ class StoreCatalogue:
                 return _item(row)
             if row is not None and ItemState(row["state"]) is ItemState.RELEASED:
                 raise Conflict(f"{key} was released and cannot be uploaded again.", hint="Take a new snapshot.")
+            if self._of_snapshots and is_id(key.name, "snp") and await tx.one("homes.lock_wanted", id=key.name) is None:
+                raise NotFound(f"Snapshot {key.name} has been removed; nothing of it is uploaded.")
             for need in needs:
                 if await tx.one("objects.lock_durable", scope=need.scope, name=need.name) is None:
                     raise Conflict(f"{key} needs {need}, which is not in the store.", hint=f"Upload {need} first.")
@@ -104,6 +108,16 @@ class StoreCatalogue:
     async def release(self, key: ItemKey) -> None:
         async with self._locked(key.scope) as tx:
             await tx.run("objects.release", scope=key.scope, name=key.name)
+
+    async def release_unwanted(self, scope: Scope) -> int:
+        """Release what no row wants any more: snapshots that were removed, images on which nothing lies. Returns how many."""
+        async with self._locked(scope) as tx:
+            query = "homes.release_images" if scope == IMAGES else "homes.release_snapshots"
+            return len(await tx.all(query, scope=scope))
+
+    async def scopes(self) -> list[Scope]:
+        """Every scope that has rows, the images' last: they go when what lies on them has gone."""
+        return [Scope(row["scope"]) for row in await self._database.all("homes.scopes", images=IMAGES)]
 
     # --------------------------------------------------------------------------------------------------------- looking
 

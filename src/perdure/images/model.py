@@ -7,6 +7,7 @@ IMAGES/
     root.raw                ext4, sparse, 0444
     agent.raw               read-only agent disk: kernel modules, init, agent, its own Python
     golden/<size>-<fp>/     a Golden: ram.base (0444), devices.state, disk.qcow2 (0444), golden.json
+    golden/<size>-<fp>+<base>/   one that was made elsewhere, beside one of that name made here
   names/<name>              text file holding a digest, replaced by rename
 """
 
@@ -19,6 +20,9 @@ from pathlib import Path
 
 from perdure.machines.driver import DiskChain, DiskLayer, Shape
 from perdure.wire.node import MachineSize
+
+#: Between a golden's name and its base in the name of a directory.
+BESIDE = "+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ class Golden:
 
     @property
     def name(self) -> str:
-        """Of its directory; with the image's digest it finds this golden again."""
-        return self.directory.name
+        """Of its directory, by which a VMM of this fingerprint finds it."""
+        return self.directory.name.partition(BESIDE)[0]
 
     @property
     def ref(self) -> str:

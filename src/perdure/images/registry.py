@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from perdure.core import files
 from perdure.core.errors import CorruptData, NotFound
-from perdure.images.model import Golden, Image
+from perdure.images.model import BESIDE, Golden, Image
 from perdure.wire.node import MachineSize
 
 FORMAT = 2
@@ -106,6 +106,26 @@ class ImageStore:
         if "/" in name or not (path / "golden.json").is_file():
             raise NotFound(f"The golden snapshot {name} of image {image.digest[:12]} is gone.", hint="Boot the disk instead.")
         return load_golden(path)
+
+    def golden_path(self, digest: str, ref: str) -> Path:
+        """Where the golden of that reference lies, or would if it was made here."""
+        name, _, base = ref.rpartition(".")
+        beside = self._beside(digest, name, base)
+        return beside if (beside / "golden.json").is_file() else beside.with_name(name)
+
+    def golden_place(self, digest: str, ref: str) -> Path:
+        """Where the golden of that reference belongs. One that comes to a node which has made another of its name has its place
+        beside that, with its base in the name of its directory."""
+        name, _, base = ref.rpartition(".")
+        beside = self._beside(digest, name, base)
+        plain = beside.with_name(name)
+        try:
+            return plain if load_golden(plain).ref == ref else beside
+        except (CorruptData, FileNotFoundError):
+            return self.golden_path(digest, ref)
+
+    def _beside(self, digest: str, name: str, base: str) -> Path:
+        return self.root / "blobs" / digest / "golden" / f"{name}{BESIDE}{base}"
 
     def sizes(self, image: Image) -> ImageSizes:
         return ImageSizes(

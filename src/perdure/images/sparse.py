@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perdure.core import files
+from perdure.core.files import data_extents
 from perdure.machines.driver import PAGE_SIZE
 
 _CHUNK = 1 << 20
 _COPY_BYTES = 4 << 20
-
-
-def data_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """(offset, end) of the parts of an open file that are not holes."""
-    offset = 0
-    while offset < size:
-        try:
-            start = os.lseek(descriptor, offset, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole is left
-            return
-        offset = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield start, min(offset, size)
 
 
 def sparse_sha256(path: Path, told: Callable[[int], None] | None = None) -> str:

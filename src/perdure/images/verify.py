@@ -36,7 +36,7 @@ class ImageVerifier:
 
     def golden(self, digest: str, ref: str) -> tuple[Damage, ...]:
         """RAM, disk and device state of a golden snapshot, by the reference that snapshots on it have."""
-        path = self._store.root / "blobs" / digest / "golden" / ref.rpartition(".")[0] / "golden.json"
+        path = self._store.golden_path(digest, ref) / "golden.json"
         found = self._beside(path)
         if found:
             return found
@@ -48,7 +48,7 @@ class ImageVerifier:
 
     def ram(self, digest: str, ref: str) -> Path:
         """The RAM of a golden that was found whole."""
-        return self._store.root / "blobs" / digest / "golden" / ref.rpartition(".")[0] / "ram.base"
+        return self._store.golden_path(digest, ref) / "ram.base"
 
     def _beside(self, path: Path) -> tuple[Damage, ...]:
         if path not in self._known:

@@ -147,6 +147,10 @@ class GuestMemory(Protocol):
         """Pages that are private to this machine, i.e. may differ from the base file. While it runs, an estimate."""
         ...
 
+    def touched_pages(self) -> PageNumbers:
+        """Pages that this machine has read or written. While it runs, an estimate; the kernel maps some neighbours along."""
+        ...
+
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         """A copy of these pages, in ``room`` (of ``machines.pageroom``) when it is given and large enough."""
         ...

@@ -87,9 +87,13 @@ class ProcessMemory:
 
     def written_pages(self) -> PageNumbers:
         with self._in_use():
-            return self._scan()
+            return self._scan(lambda entries: ((entries & (_PRESENT | _SWAPPED)) != 0) & ((entries & _FILE_PAGE) == 0))
 
-    def _scan(self) -> PageNumbers:
+    def touched_pages(self) -> PageNumbers:
+        with self._in_use():
+            return self._scan(lambda entries: (entries & (_PRESENT | _SWAPPED)) != 0)
+
+    def _scan(self, is_wanted: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.bool_]]) -> PageNumbers:
         found = []
         first = self._address // PAGE_SIZE
         for start in range(0, self.page_count, _PAGEMAP_CHUNK // 8):
@@ -98,8 +102,7 @@ class ProcessMemory:
             if len(data) != count * 8:
                 raise MachineDied("The virtual machine ended while its memory was read.")
             entries = np.frombuffer(data, dtype=np.uint64)
-            private = ((entries & (_PRESENT | _SWAPPED)) != 0) & ((entries & _FILE_PAGE) == 0)
-            found.append(np.flatnonzero(private).astype(np.uint32) + np.uint32(start))
+            found.append(np.flatnonzero(is_wanted(entries)).astype(np.uint32) + np.uint32(start))
         return np.concatenate(found) if found else np.empty(0, dtype=np.uint32)
 
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
@@ -112,7 +115,10 @@ class ProcessMemory:
             def read(at: int) -> None:
                 self._move(_libc.process_vm_readv, pages[at : at + share], content.ctypes.data + at * PAGE_SIZE)
 
-            list(_readers.map(read, range(0, len(pages), share)))
+            if share >= len(pages):
+                read(0)
+            else:
+                list(_readers.map(read, range(0, len(pages), share)))
         # The number could have passed to another process only after ours died, and then this says so.
         if not self._is_alive():
             raise MachineDied("The virtual machine ended while its memory was read.")

@@ -1,21 +1,26 @@
-"""Background compaction of what sleeps: segments of which little is still needed are rewritten, one workspace at a time.
+"""Background work on what sleeps, one workspace at a time: a memory that has become too different from its base gets a base of
+its own (``snapshots.rebase``); otherwise segments of which little is still needed are rewritten (``snapshots.compact``).
 
-A wake that comes while its snapshot is being rewritten waits for the rewrite, which is short; the file it reads must not change
-under it. One that comes before simply takes the workspace off the list.
+A wake that comes before takes the workspace off the list. One that comes while its snapshot is being rewritten waits for the
+rewrite, which is short; the file it reads must not change under it. A rebase may take many seconds: the wake tells it that it is
+enough and does not wait, since a start finds the one base or the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import structlog
 
 from perdure.core.errors import NotFound, PerdureError
 from perdure.core.ids import SnapshotId
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import Manifest
-from perdure.snapshots.pagelog import BaseRam
+from perdure.snapshots.rebase import is_worthwhile, rebase
 from perdure.snapshots.store import SnapshotStore
 
 #: How long after falling asleep a snapshot is looked at; by then retention has dropped what it supersedes.
@@ -24,46 +29,72 @@ INTERVAL_S = 30.0
 log = structlog.get_logger(__name__)
 
 
-class Compaction:
-    """``base_of`` finds the RAM that a snapshot lies on."""
+@dataclass(slots=True)
+class _Work:
+    """On one snapshot. ``enough`` ends a rebase; a rewrite is waited for."""
 
-    def __init__(self, store: SnapshotStore, base_of: Callable[[Manifest], Awaitable[BaseRam | None]]) -> None:
+    task: asyncio.Task[int] | None = None
+    enough: threading.Event = field(default_factory=threading.Event)
+    is_rebase: bool = False
+
+
+class Compaction:
+    """``base_of`` finds the RAM that a snapshot lies on; ``rebase_mib`` is the setting, 0 never."""
+
+    def __init__(
+        self, store: SnapshotStore, base_of: Callable[[Manifest], Awaitable[BaseRam | None]], rebase_mib: int = 0
+    ) -> None:
         self._store = store
         self._base_of = base_of
+        self._rebase_mib = rebase_mib
         self._waiting: dict[SnapshotId, None] = {}
-        self._running: dict[SnapshotId, asyncio.Task[int]] = {}
+        self._running: dict[SnapshotId, _Work] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begin with what an earlier process left undone: of each workspace the newest snapshot, if it is worth a rebase."""
+        newest = {facts.workspace_id: facts for facts in self._store.complete()}
+        for facts in newest.values():
+            if is_worthwhile(facts, self._rebase_mib):
+                self.sleeps(facts.snapshot_id)
         self._task = asyncio.create_task(self._work(), name="compaction")
 
     async def close(self) -> None:
         """End after the rewrite that is under way: cut off, it would leave files for the next start to sweep."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task, *self._running.values()])
+            for work in self._running.values():
+                work.enough.set()
+            await asyncio.wait([self._task, *(work.task for work in self._running.values() if work.task is not None)])
 
     def sleeps(self, snapshot_id: SnapshotId) -> None:
         """A workspace fell asleep with this snapshot."""
         self._waiting[snapshot_id] = None
 
-    async def out_of_the_way(self, snapshot_id: SnapshotId) -> None:
-        """Call before a snapshot is read for a start."""
+    async def out_of_the_way(self, snapshot_id: SnapshotId) -> bool:
+        """Call before a snapshot is read for a start. Whether something was still to be done: if the workspace sleeps on after
+        all, or it was a fork that started, say so with ``sleeps``."""
+        listed = snapshot_id in self._waiting
         self._waiting.pop(snapshot_id, None)
-        if snapshot_id in self._running:
-            await asyncio.wait([self._running[snapshot_id]])
+        work = self._running.get(snapshot_id)
+        if work is None:
+            return listed
+        work.enough.set()
+        if not work.is_rebase and work.task is not None:
+            await asyncio.wait([work.task])
+        return True
 
     async def run_once(self) -> int:
-        """Look at everything that fell asleep since; returns bytes freed."""
+        """Look at everything that fell asleep since; returns bytes freed by rewriting."""
         freed = 0
         for snapshot_id in list(self._waiting):
             if snapshot_id not in self._waiting:
                 continue  # woke meanwhile
             del self._waiting[snapshot_id]
-            task = asyncio.create_task(self._compact(snapshot_id))
-            self._running[snapshot_id] = task
-            task.add_done_callback(lambda _, done=snapshot_id: self._running.pop(done, None))  # type: ignore[misc]
-            freed += await asyncio.shield(task)
+            work = self._running[snapshot_id] = _Work()
+            work.task = asyncio.create_task(self._do(snapshot_id, work))
+            work.task.add_done_callback(lambda _, done=snapshot_id: self._running.pop(done, None))  # type: ignore[misc]
+            freed += await asyncio.shield(work.task)
         return freed
 
     async def _work(self) -> None:
@@ -71,12 +102,19 @@ class Compaction:
             await asyncio.sleep(INTERVAL_S)
             await self.run_once()
 
-    async def _compact(self, snapshot_id: SnapshotId) -> int:
+    async def _do(self, snapshot_id: SnapshotId, work: _Work) -> int:
         try:
-            base = await self._base_of(self._store.manifest(snapshot_id))
-            return 0 if base is None else await asyncio.to_thread(compact, self._store, snapshot_id, base)
+            manifest = self._store.manifest(snapshot_id)
+            base = await self._base_of(manifest)
+            if base is None:
+                return 0
+            work.is_rebase = is_worthwhile(manifest.facts(), self._rebase_mib)
+            if not work.is_rebase:
+                return await asyncio.to_thread(compact, self._store, snapshot_id, base)
+            if await asyncio.to_thread(rebase, self._store, snapshot_id, base, work.enough):
+                log.info("a sleeping workspace was given a base of its own", snapshot=snapshot_id)
         except NotFound:
             return 0  # deleted meanwhile
-        except (PerdureError, OSError) as error:  # the next one is compacted all the same
+        except (PerdureError, OSError) as error:  # the next one is looked at all the same
             log.warning("a sleeping snapshot was not compacted", snapshot=snapshot_id, error=str(error))
-            return 0
+        return 0

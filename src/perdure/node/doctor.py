@@ -19,6 +19,7 @@ from perdure.machines.qemu import QemuDriver
 from perdure.machines.qemu_args import readonly_base
 from perdure.machines.qemu_host import WRITABLE_BASE
 from perdure.node import accelerator
+from perdure.snapshots.objects.opening import probe
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
 #: Free space below which a warning is due: an image build needs about this much.
@@ -37,6 +38,7 @@ async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) ->
         checks.append(await _guarded(check.__name__.strip("_").replace("_", " "), lambda check=check: check(driver)))  # type: ignore[misc]
     chosen = await _accelerator(settings, driver, images, checks)
     checks += [_seccomp(), _cgroups(), _build_tools(), _room(settings), _images(images)]
+    checks += await _store(settings)
     return DoctorReport(
         ok=all(check.status is not CheckStatus.FAIL for check in checks),
         isolation=None if chosen is None else chosen.isolation,
@@ -155,6 +157,20 @@ def _images(images: ImageStore) -> DoctorCheck:
     if not names:
         return DoctorCheck(name="images", status=CheckStatus.WARN, detail="none is built", hint="perdure image build")
     return DoctorCheck(name="images", status=CheckStatus.OK, detail=", ".join(sorted(names)))
+
+
+async def _store(settings: Settings) -> list[DoctorCheck]:
+    """Nothing where there is no object store: it is a choice, not a lack."""
+    if settings.store_url is None:
+        return []
+    name = "object store"
+    try:
+        is_claimed = await probe(settings.store_url, settings.store_options)
+    except PerdureError as error:
+        return [DoctorCheck(name=name, status=CheckStatus.FAIL, detail=error.message, hint=error.hint)]
+    used = "in use by an installation" if is_claimed else "empty"
+    how = "sealed with a key of each tenant" if settings.store_encryption else "not encrypted by this server"
+    return [DoctorCheck(name=name, status=CheckStatus.OK, detail=f"{settings.store_url} answers; {used}; {how}")]
 
 
 def _host() -> dict[str, str]:

@@ -11,12 +11,12 @@ from perdure.core.errors import CorruptSnapshot
 from perdure.images.golden import GoldenSpec, ensure_golden, golden_parts
 from perdure.images.model import Golden, Image
 from perdure.images.modern import bootable
-from perdure.images.registry import ImageStore
+from perdure.images.registry import ImageStore, load_golden
 from perdure.machines.driver import Accelerator, LaunchSpec, Limits, MachineDriver, Ram, VmmIdentity
 from perdure.machines.fingerprint import fingerprint
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
-from perdure.snapshots.pagelog import BaseRam
 from perdure.wire.node import MachineSize
 
 #: A VMM's own memory beside the guest's: translation cache, device buffers, QEMU itself.
@@ -101,14 +101,15 @@ class Goldens:
         below = origin.golden if disk_ref.golden is None else self.at(origin, disk_ref.golden).golden
         return Base(ram=self._ram(origin.golden.ram), ram_ref=ref, disks=below.disk(image), disk_ref=disk_ref)
 
-    def launch(self, origin: Origin, prefix: str) -> LaunchSpec:
+    def launch(self, origin: Origin, prefix: str, ram: Path | None = None) -> LaunchSpec:
+        """``ram``: a base that is not the golden's."""
         name = f"{prefix}-{os.urandom(6).hex()}"
         memory_bytes = (origin.size.memory_mib << 20) + VMM_OVERHEAD_BYTES
         return LaunchSpec(
             name=name,
             run_dir=self._run_root / name,
             shape=origin.image.shape(origin.size),
-            ram=Ram(origin.golden.ram),
+            ram=Ram(ram or origin.golden.ram),
             accelerator=self.accelerator,
             limits=Limits(memory_bytes=memory_bytes, cpus=float(origin.size.vcpus) + 1.0),
             disk_below=origin.golden.disk(origin.image),
@@ -119,6 +120,17 @@ class Goldens:
         self._origins = {key: origin for key, origin in self._origins.items() if key[0] != digest}
         self._rams = {path: ram for path, ram in self._rams.items() if digest not in path.parts}
         return [key for key in self._by_key if key[0] == digest]
+
+    def ram_of(self, ref: BaseRef) -> BaseRam:
+        """The RAM of a golden on this node, for who moves snapshots on it. Raises NotFound or CorruptSnapshot when it is gone."""
+        assert ref.golden is not None, "memory without a golden has a base of its own"
+        path = self.images.golden_path(ref.image, ref.golden)
+        if not (path / "golden.json").is_file():
+            raise CorruptSnapshot(
+                f"The golden snapshot {ref.golden} of image {ref.image[:12]}, which this snapshot lies on, is gone.",
+                file=f"images/blobs/{ref.image}/golden/{path.name}/golden.json",
+            )
+        return self._ram(load_golden(path).ram)
 
     def _ram(self, path: Path) -> BaseRam:
         """One mapping of each base in this process."""

@@ -17,14 +17,15 @@ from typing import Any
 import structlog
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import GuestUnresponsive, InvalidRequest, MachineDied, MachineFailed
-from perdure.machines.driver import Machine
+from perdure.core.errors import GuestUnresponsive, MachineDied, MachineFailed
+from perdure.machines.driver import LaunchSpec, Machine
 from perdure.machines.guestlink import GuestLink, OnGuestStream, WakeRequest
 from perdure.machines.guestlink_hooks import HookLimits
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Parts
-from perdure.snapshots.capture import MachineRun, RunSpec
+from perdure.node.warming import Warming
+from perdure.snapshots.capture import Base, MachineRun, RunSpec
 from perdure.snapshots.manifest import Manifest, explain_mismatch
 from perdure.snapshots.start import begin, take_over
 from perdure.snapshots.store import SnapshotStore
@@ -74,6 +75,7 @@ class Starter:
         self._pool = pool
         self._unresponsive_s = unresponsive_s
         self._hooks = hooks
+        self.warming = Warming(store)
 
     async def start(
         self, spec: StartSpec, on_stream: OnGuestStream, before_run: Callable[[Machine], None]
@@ -86,6 +88,8 @@ class Starter:
         plan = await self.plan(spec)
         run = await asyncio.to_thread(self.begin, spec, plan)
         times.mark("recorded")
+        source = plan.manifest.snapshot_id if plan.manifest is not None and plan.with_memory else None
+        asked = None if source is None else self.warming.ask(run, source)
         crashpoint(CrashPoint.START_RECORDED)
         keep = spec.take_over_generation is not None
         async with self._machine(plan, run, keep=keep) as (machine, pooled):
@@ -115,6 +119,8 @@ class Starter:
             )
             link, report = await self._handshake(request, plan, machine, on_stream, times)
             crashpoint(CrashPoint.START_AWAKE, machine.pid)
+        if source is not None and asked is not None:
+            self.warming.watch(run, machine.memory, source, asked)
         parts = Parts(spec.identity, machine, link, run)
         return parts, StartReport(**report, confinement=machine.confinement, pooled=pooled, timings_ms=times.ms)
 
@@ -143,12 +149,16 @@ class Starter:
             reason = explain_mismatch(manifest, origin.fingerprint_parts)
             return Plan(origin, manifest, False, MemoryFate.LOST, f"fingerprint: {reason}")
         golden = memory.base.golden
-        if golden is None:
-            raise InvalidRequest(f"Snapshot {manifest.snapshot_id} has a private base, which this release cannot wake.")
-        return Plan(self._goldens.at(origin, golden), manifest, True, MemoryFate.KEPT, "")
+        if golden is not None:
+            origin = self._goldens.at(origin, golden)
+        return Plan(origin, manifest, True, MemoryFate.KEPT, "")
 
     def begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
         """The intent on record and a layer to write. Heavy: call it in a thread."""
+        with self._store.guard:  # a snapshot may have been given another base since it was planned, but not from here on
+            return self._begin(spec, plan)
+
+    def _begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
         identity, origin = spec.identity, plan.origin
         run_spec = RunSpec(
             workspace_id=identity.workspace_id,
@@ -157,7 +167,7 @@ class Starter:
             image=origin.image.digest,
             size=spec.size,
             disk_gib=spec.disk_gib,
-            base=self._goldens.base(origin, plan.manifest),
+            base=self._base(plan),
             fingerprint=origin.fingerprint,
             fingerprint_parts=origin.fingerprint_parts,
         )
@@ -166,19 +176,35 @@ class Starter:
         source = None if plan.manifest is None else plan.manifest.snapshot_id
         return begin(self._store, run_spec, source, memory=plan.with_memory, devices=origin.golden.devices)
 
+    def _base(self, plan: Plan) -> Base:
+        """Of a golden, or the private one that the snapshot's memory lies on now."""
+        base = self._goldens.base(plan.origin, plan.manifest)
+        if plan.manifest is None or not plan.with_memory:
+            return base
+        manifest = self._store.manifest(plan.manifest.snapshot_id)
+        ram = self._store.own_base(manifest)
+        return base if manifest.memory is None or ram is None else replace(base, ram=ram, ram_ref=manifest.memory.base)
+
     # ---------------------------------------------------------------------------------------------------------- machines
+
+    def launch(self, plan: Plan, run: MachineRun, prefix: str) -> LaunchSpec:
+        """Of a machine that is not from the pool."""
+        own = plan.with_memory and run.spec.base.ram_ref.private is not None
+        return self._goldens.launch(plan.origin, prefix, *((run.spec.base.ram.path,) if own else ()))
 
     @asynccontextmanager
     async def _machine(self, plan: Plan, run: MachineRun, *, keep: bool) -> AsyncIterator[tuple[Machine, bool]]:
         """A machine for the body, which on any failure is killed and its run ended. A warm one gets a successor later."""
         machine: Machine | None = None
         pooled = False
+        from_pool = plan.with_memory and run.spec.base.ram_ref.private is None
         try:
-            if plan.with_memory:
+            if from_pool:
                 machine, pooled = await self._pool.claim(plan.origin.key)
+            elif plan.with_memory:  # those that wait in the pool have mapped a golden
+                machine = await self._goldens.driver.prepare(self.launch(plan, run, "own"))
             else:
-                launch = self._goldens.launch(plan.origin, "boot")
-                machine = await self._goldens.driver.boot(launch, run.chain())
+                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), run.chain())
             yield machine, pooled
         except BaseException:
             if machine is not None:
@@ -186,7 +212,7 @@ class Starter:
             await asyncio.to_thread(lambda: run.end(keep_layers=keep))
             raise
         finally:
-            if plan.with_memory:
+            if from_pool:
                 self._pool.refill_soon(plan.origin.key)
 
     async def _handshake(

@@ -22,6 +22,7 @@ from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
+from perdure.images.moving import ImageMover
 from perdure.images.registry import ImageStore
 from perdure.machines import qemu_leftovers
 from perdure.machines.driver import Accelerator, Machine, MachineDriver, MachineState
@@ -31,16 +32,21 @@ from perdure.node.compaction import Compaction
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
+from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
 from perdure.node.starting import PoolKey, Starter
 from perdure.node.verifying import Verification
+from perdure.snapshots.alive import is_alive
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.manifest import Manifest
-from perdure.snapshots.pagelog import BaseRam
-from perdure.snapshots.store import SnapshotStore, is_alive
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.upload import Uploader
+from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.weight import weigh
 from perdure.wire.node import (
     Activity,
     CaptureSpec,
     Checking,
+    FromGolden,
     FromSnapshot,
     Guest,
     Identity,
@@ -50,6 +56,7 @@ from perdure.wire.node import (
     NodeEvent,
     NodeEventKind,
     NodeUsage,
+    SecondHome,
     SnapshotFacts,
     StartReport,
     StartSpec,
@@ -72,6 +79,7 @@ class NodeParts:
     images: ImageStore
     egress: EgressGateway
     selfservice: SelfService
+    objects: ObjectParts | None = None
 
     @property
     def run_root(self) -> Path:
@@ -90,8 +98,11 @@ class NodeSupervisor:
         settings = parts.settings
         hooks = HookLimits(settings.hook_limit_s, settings.hooks_limit_s)
         self._starter = Starter(self._goldens, self._store, self._pool, settings.unresponsive_s, hooks)
-        self._compaction = Compaction(self._store, self._base_of)
+        self._compaction = Compaction(self._store, self._base_of, settings.rebase_mib)
         self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
+        self._starts = Starts()
+        self._home = None if parts.objects is None else self._second_home(parts.objects)
+        self.second_home: SecondHome | None = self._home
         self._residents: dict[WorkspaceId, Resident] = {}
         self._starting: dict[WorkspaceId, Machine | None] = {}  # None before its guest can run
         self._frozen = False
@@ -118,7 +129,15 @@ class NodeSupervisor:
         for task in self._streams:
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
+        if self._home is not None:
+            await self._home.close()
+        await self._starter.warming.close()
         await asyncio.to_thread(self._store.close)
+
+    @property
+    def snapshot_store(self) -> SnapshotStore:
+        """What is complete here, for a backup to read."""
+        return self._store
 
     async def warm(self, image: str, size: MachineSize) -> None:
         """Fill the pool for what will probably be asked next."""
@@ -159,25 +178,40 @@ class NodeSupervisor:
 
     # ------------------------------------------------------------------------------------------------------------- starts
 
+    def _second_home(self, parts: ObjectParts) -> NodeSecondHome:
+        def images(uploader: Uploader, downloader: Downloader) -> ImageMover:
+            return ImageMover(self._parts.images, uploader, downloader)
+
+        return NodeSecondHome(parts, self._store, images, self._goldens.ram_of, self._starts)
+
     async def start(self, spec: StartSpec) -> StartReport:
+        with self._starts.one(None if isinstance(spec.source, FromGolden) else spec.source.snapshot_id):
+            return await self._start(spec)
+
+    async def _start(self, spec: StartSpec) -> StartReport:
         workspace_id = spec.identity.workspace_id
         await self._make_way(spec)
         if workspace_id in self._starting:
             raise Conflict(f"Workspace {workspace_id} is being started already.")
         self._starting[workspace_id] = None
+        is_fork, undone = False, None  # a snapshot that was to be compacted and sleeps on
         try:
-            if isinstance(spec.source, FromSnapshot):
-                await self._compaction.out_of_the_way(spec.source.snapshot_id)
+            if isinstance(spec.source, FromSnapshot) and await self._compaction.out_of_the_way(spec.source.snapshot_id):
+                undone = spec.source.snapshot_id
+                is_fork = self._store.manifest(undone).workspace_id != workspace_id
             origin = await self._origin(spec.image, spec.size)
             allowed = EgressRules.parse((*origin.image.egress_allow, *spec.egress_allow))
             parts, report = await self._starter.start(
                 spec, self._serve_stream(spec.identity), lambda machine: self._register(spec.identity, allowed, machine)
             )
+            undone = undone if is_fork else None
         except BaseException:
             await self._unregister(spec.identity)
             raise
         finally:
             del self._starting[workspace_id]
+            if undone is not None:
+                self._compaction.sleeps(undone)
         settings = self._parts.settings
         cache_max_bytes = settings.guest_cache_mib << 20 if settings.guest_cache_mib else None
         resident = Resident(parts, self._parts.clock, settings.unresponsive_s, self._events.put_nowait, cache_max_bytes)
@@ -245,6 +279,7 @@ class NodeSupervisor:
     async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
         resident = self._resident(spec.workspace_id, spec.generation)
         facts = await resident.capture(spec)
+        self._starter.warming.captured(spec.workspace_id, facts.snapshot_id)
         if resident.is_ended:
             await self._forget(resident, keep_layers=False)
             self._compaction.sleeps(facts.snapshot_id)
@@ -261,6 +296,7 @@ class NodeSupervisor:
 
     async def _forget(self, resident: Resident, *, keep_layers: bool) -> None:
         """End a resident and everything that is served in its name."""
+        self._starter.warming.ended(resident.identity.workspace_id)
         await resident.stop(keep_layers=keep_layers)
         await self._unregister(resident.identity)
         if self._residents.get(resident.identity.workspace_id) is resident:
@@ -301,7 +337,7 @@ class NodeSupervisor:
     async def _base_of(self, manifest: Manifest) -> BaseRam | None:
         """The RAM that a snapshot's memory lies on; None for a disk-only one."""
         if manifest.memory is None or manifest.memory.base.golden is None:
-            return None
+            return await asyncio.to_thread(self._store.own_base, manifest)
         origin = await self._goldens.origin(manifest.image, manifest.size)
         return self._goldens.base(self._goldens.at(origin, manifest.memory.base.golden), manifest).ram
 

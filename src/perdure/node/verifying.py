@@ -23,9 +23,9 @@ from perdure.machines.driver import Machine
 from perdure.machines.guestlink import GuestLink
 from perdure.node.goldens import Goldens
 from perdure.node.starting import BOOTED_HELLO_S, RESTORED_HELLO_S, Plan, Starter
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import MachineRun
 from perdure.snapshots.manifest import Manifest
-from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.store import THROWAWAY, SnapshotStore
 from perdure.snapshots.verify import Verifier
 from perdure.wire.node import Checking, Damage, FromSnapshot, Identity, StartSpec, Trial, TrialKind, Verdict
@@ -136,7 +136,7 @@ class Verification:
     async def _machine(self, run: MachineRun, plan: Plan) -> AsyncIterator[Machine]:
         """Not out of the pool: those that wait there are for wakes."""
         machine: Machine | None = None
-        driver, launch = self._goldens.driver, self._goldens.launch(plan.origin, "trial")
+        driver, launch = self._goldens.driver, self._starter.launch(plan, run, "trial")
         try:
             if plan.with_memory:
                 machine = await driver.prepare(launch)
@@ -231,10 +231,8 @@ class _Pass:
             damage += self._shared.golden(manifest.disk_base.image, below)
         disk_intact = not [one for one in damage if not one.file.endswith(_MEMORY_ONLY)]
         memory = manifest.memory
-        if memory is None:
+        if memory is None or memory.base.golden is None:  # no memory, or it lies on a base of its own
             return [one for one in damage if not one.file.endswith(_MEMORY_ONLY)], disk_intact, None
-        if memory.base.golden is None:
-            return damage, disk_intact, None
         of_memory = self._shared.golden(memory.base.image, memory.base.golden)
         base: BaseRam | None = None
         if not of_memory:

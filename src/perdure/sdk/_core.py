@@ -31,6 +31,8 @@ KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
 RETRIES = 4
+#: No call waits longer than this for an upload; who has more patience asks again.
+PUSH_WAIT_S = 30.0
 #: How often a stream that broke is taken up again before the caller is told; with ``delay_s`` that is about half a minute.
 RECONNECTS = 20
 CHUNK_BYTES = 256 * 1024
@@ -351,6 +353,14 @@ def build_image(recipe: str | None, sources: Mapping[str, bytes], **values: Any)
 def verify_event(line: bytes) -> public.VerifyEvent:
     """One line of a verification's stream; raises the error that ended it."""
     event = public.VerifyEvent.model_validate_json(line)
+    if event.type == "error":
+        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+    return event
+
+
+def backup_event(line: bytes) -> public.BackupEvent:
+    """One line of a backup's stream; raises the error that ended it."""
+    event = public.BackupEvent.model_validate_json(line)
     if event.type == "error":
         raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
     return event

@@ -32,12 +32,24 @@ from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceI
 from perdure.machines.driver import DiskChain, GuestMemory, Machine, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.alive import process_started
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.layers import layer
-from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, LiveRecord, Manifest, MemoryFacts
+from perdure.snapshots.manifest import (
+    DEVICES,
+    INDEX,
+    BaseRef,
+    DiskFact,
+    FileFact,
+    LiveRecord,
+    Manifest,
+    MemoryFacts,
+    base_file,
+)
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, Recorded, Rehearsal, record, rehearse, restore
+from perdure.snapshots.pagelog import Recorded, Rehearsal, StillPages, record, rehearse, restore
 from perdure.snapshots.segments import SegmentWriter, segment_file
-from perdure.snapshots.store import Pins, SnapshotStore, process_started
+from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
 
 #: A segment is closed when it has grown past this, so that what is no longer needed can go while the machine runs.
@@ -48,7 +60,8 @@ LIVE_SHARE = 0.5
 GARBAGE_BYTES_MIN = 1 << 20
 #: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
 ROOM_TO_SPARE_PAGES = 2048
-#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part.
+#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part: then a hibernation copies
+#: nothing ahead, but records what stands still as it reads it.
 REHEARSED_PAGES_MAX = 16384
 
 
@@ -89,13 +102,14 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture copied; held in memory until ``commit``. ``timings_ms``: devices, overlay, memory, in milliseconds."""
+    """What a capture copied; held in memory until ``commit``, but for the pages of a large hibernation, which are read then.
+    ``timings_ms``: devices, overlay, memory, in milliseconds."""
 
     request: CaptureRequest
     directory: Path
     layers: tuple[DiskId, ...]
     pages: PageNumbers
-    content: Pages
+    content: Pages | StillPages
     timings_ms: Mapping[str, float]
 
 
@@ -135,6 +149,11 @@ class MachineRun:
         """The whole disk, bottom first, for ``boot`` or ``attach_disk``."""
         own = (layer(self.store.disks, disk_id) for disk_id in self._layers)
         return DiskChain((*self.spec.base.disks.layers, *own))
+
+    @property
+    def index(self) -> PageIndex:
+        """Of what was captured last, or woken from."""
+        return self._index
 
     @property
     def layer_count(self) -> int:
@@ -185,9 +204,11 @@ class MachineRun:
         if not dropped:
             return
         await machine.collapse_disk(len(self.spec.base.disks.layers) + keep_own)
+        crashpoint(CrashPoint.LAYERS_MERGED, machine.pid)
         async with self._changing:
             # A capture may have begun meanwhile; whatever lies above now, these are in the layer that was active.
             await self._record(replace(self._live, layers=tuple(name for name in self._live.layers if name not in dropped)))
+        crashpoint(CrashPoint.LAYERS_RECORDED, machine.pid)
         await asyncio.to_thread(self.store.sweep, [disk_layers.disk_file(name) for name in dropped])
 
     # ---------------------------------------------------------------------------------------------------------- memory
@@ -221,8 +242,8 @@ class MachineRun:
         """Before a hibernation's capture: make room for the copy, and do of ``commit`` what can be done beforehand, until it is
         ``enough``. The caller waits for the whole of it, and the guest has to flush its disk and to stand still meanwhile."""
         pages = await asyncio.to_thread(machine.memory.written_pages)
-        self._room = await asyncio.to_thread(_room_for, pages)
         if len(pages) <= REHEARSED_PAGES_MAX:
+            self._room = await asyncio.to_thread(_room_for, pages)
             held_against = self.store.segments, self._index, self.spec.base.ram
             self._rehearsal = await asyncio.to_thread(rehearse, *held_against, machine.memory, pages, enough)
 
@@ -251,7 +272,8 @@ class MachineRun:
         directory = self.store.snapshots / request.snapshot_id
         timings: dict[str, float] = {}
         room, self._room = self._room, None
-        memory = asyncio.create_task(asyncio.to_thread(_copy_memory, machine.memory, room, timings))
+        copy = _copy_memory if request.goes_on else _copy_or_read_later
+        memory = asyncio.create_task(asyncio.to_thread(copy, machine.memory, room, timings))
         layers = self._layers
         try:
             begun = time.perf_counter()
@@ -370,6 +392,7 @@ class MachineRun:
         self.store.unpin(self._pins)
         names = [segment_file(name) for name in self._index.segments()]
         names += [] if writer is None else [segment_file(writer.segment_id)]
+        names += [base_file(base.base_id)] if (base := self.spec.base.ram_ref.private) is not None else []
         freed = 0 if keep_layers else self.store.forget(self.spec.workspace_id, self.spec.generation)
         return freed + self.store.sweep(names)
 
@@ -382,7 +405,9 @@ class MachineRun:
         writer = self._writer
         current = frozenset() if writer is None else frozenset((writer.segment_id,))
         waiting = () if self._pending is None else self._pending.layers
-        return Pins(self._index.segments() | current, frozenset((*self._live.layers, *waiting)))
+        base = self.spec.base.ram_ref.private
+        bases = () if base is None else (base.base_id,)
+        return Pins(self._index.segments() | current, frozenset((*self._live.layers, *waiting)), frozenset(bases))
 
 
 def create_overlay(store: SnapshotStore, disk_id: DiskId, disk_gib: int) -> None:
@@ -395,7 +420,14 @@ def _room_for(pages: PageNumbers) -> Pages:
     return make_room(len(pages) + ROOM_TO_SPARE_PAGES, ahead=True)
 
 
-def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages]:
+def _copy_or_read_later(
+    memory: GuestMemory, room: Pages | None, timings: dict[str, float]
+) -> tuple[PageNumbers, Pages | StillPages]:
+    pages = memory.written_pages()
+    return (pages, StillPages(memory, pages)) if len(pages) > REHEARSED_PAGES_MAX else _copy_memory(memory, room, timings)
+
+
+def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages | StillPages]:
     begun = time.perf_counter()
     pages = memory.written_pages()
     content = memory.read_pages(pages, room)
@@ -442,14 +474,14 @@ class _Exclusive:
 
 
 def mint_disk() -> DiskId:
-    return DiskId(mint("dsk", now_ms=_now_ms()))
+    return DiskId(mint("dsk", now_ms=now_ms()))
 
 
 def mint_segment() -> SegmentId:
-    return SegmentId(mint("seg", now_ms=_now_ms()))
+    return SegmentId(mint("seg", now_ms=now_ms()))
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     """For ids only, which sort by creation."""
     return time.time_ns() // 1_000_000
 

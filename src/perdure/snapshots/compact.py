@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.files import create_file, remove, stored_bytes
 from perdure.core.ids import SegmentId, SnapshotId
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import GARBAGE_BYTES_MIN, LIVE_SHARE, mint_segment
-from perdure.snapshots.manifest import FileFact, Manifest
+from perdure.snapshots.manifest import BaseRef, FileFact, Manifest
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, rewrite
+from perdure.snapshots.pagelog import rewrite
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore
 
@@ -42,7 +44,8 @@ def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int
     try:
         compacted = rewrite(store.segments, index, base, victims, writer)
         writer.sync()
-        _publish(store, manifest, compacted, writer.segment_id)
+        crashpoint(CrashPoint.COMPACT_WRITTEN)
+        put_index(store, manifest, compacted, writer.segment_id)
     finally:
         writer.close()
         store.unpin(pinned)
@@ -57,16 +60,22 @@ def _worth_rewriting(store: SnapshotStore, index: PageIndex) -> frozenset[Segmen
     return frozenset(live) if needed < LIVE_SHARE * total and total - needed >= GARBAGE_BYTES_MIN else frozenset()
 
 
-def _publish(store: SnapshotStore, manifest: Manifest, index: PageIndex, segment: SegmentId) -> None:
-    """Replace the manifest by one with the new index, and remove the old one's file."""
+def put_index(store: SnapshotStore, manifest: Manifest, index: PageIndex, name: str, base: BaseRef | None = None) -> bool:
+    """Replace the manifest by one with another index (and base), and remove the old index's file. ``name`` is used once.
+
+    False, and nothing has changed, when the snapshot is not as it was any more.
+    """
     assert manifest.memory is not None
     directory = store.snapshots / manifest.snapshot_id
     data = index.to_bytes()
-    fact = FileFact(f"ram.{segment}.index", len(data), disk_layers.digest_of(data))
+    fact = FileFact(f"ram.{name}.index", len(data), disk_layers.digest_of(data))
     create_file(directory / fact.name, data, mode=0o600, disk=store.disk)
     store.disk.sync_dir(directory)
+    crashpoint(CrashPoint.COMPACT_INDEXED)
     memory = replace(manifest.memory, index=fact, segments=index.ends(), total_bytes=index.stored_bytes())
-    if store.replace(manifest, replace(manifest, memory=memory)):
-        remove(directory / manifest.memory.index.name, disk=store.disk)
-    else:
-        remove(directory / fact.name, disk=store.disk)
+    if base is not None:
+        memory = replace(memory, base=base, pages=len(index.pages) + len(index.zeros))
+    replaced = store.replace(manifest, replace(manifest, memory=memory))
+    crashpoint(CrashPoint.COMPACT_REPLACED)
+    remove(directory / (manifest.memory.index if replaced else fact).name, disk=store.disk)
+    return replaced

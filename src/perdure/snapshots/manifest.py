@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from perdure.core.errors import CorruptSnapshot
-from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId
+from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.segments import segment_file
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -28,15 +28,28 @@ DEVICES = "devices.state"
 
 
 @dataclass(frozen=True, slots=True)
+class BaseFact:
+    """A RAM file in the store's ``bases``, which snapshots and their forks map as others map a golden's. ``stored`` is its size
+    without holes, in bytes; ``checksum`` is that of ``bases.checksum``, which does not mind how zeros are stored."""
+
+    base_id: BaseId
+    size: int
+    stored: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
 class BaseRef:
     """What lies below a workspace's own state: an image, and a golden snapshot of it.
 
     ``golden`` is the ``Golden.ref``, which a golden made again under the same name does not have: what was made on the first does
-    not fit the second. None where the image's own root disk, or empty memory, is the base.
+    not fit the second. None where the image's own root disk, or empty memory, is the base, or ``private``: memory that had become
+    too different from the golden's and was given a base of its own (``rebase``).
     """
 
     image: str
     golden: str | None
+    private: BaseFact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +110,15 @@ class Manifest:
     def disk_ids(self) -> tuple[DiskId, ...]:
         return tuple(layer.disk_id for layer in self.layers)
 
+    @property
+    def private_base(self) -> BaseFact | None:
+        return None if self.memory is None else self.memory.base.private
+
     def stored_files(self) -> frozenset[str]:
-        """Names of the segments and disks that this snapshot needs."""
+        """Names of the segments, disks and bases that this snapshot needs."""
         segments = self.memory.segments if self.memory else ()
-        return frozenset((*map(segment_file, segments), *map(disk_file, self.disk_ids)))
+        bases = () if self.private_base is None else (self.private_base.base_id,)
+        return frozenset((*map(segment_file, segments), *map(disk_file, self.disk_ids), *map(base_file, bases)))
 
     def facts(self) -> SnapshotFacts:
         memory = self.memory
@@ -165,9 +183,13 @@ class LiveRecord:
         with _Reading(name):
             raw = _unsealed(data)
             raw["size"] = MachineSize(**raw["size"])
-            raw["disk_base"] = BaseRef(**raw["disk_base"])
+            raw["disk_base"] = _base_ref(raw["disk_base"])
             raw["layers"] = tuple(raw["layers"])
             return LiveRecord(**raw)
+
+
+def base_file(base_id: BaseId) -> str:
+    return f"{base_id}.ram"
 
 
 def is_as_written(data: bytes) -> bool:
@@ -230,12 +252,18 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 def _manifest(raw: dict[str, Any]) -> Manifest:
     memory = raw["memory"]
     if memory is not None:
-        memory["base"] = BaseRef(**memory["base"])
+        memory["base"] = _base_ref(memory["base"])
         memory["index"] = FileFact(**memory["index"])
         memory["devices"] = FileFact(**memory["devices"])
         raw["memory"] = MemoryFacts(**memory)
     raw["created_at"] = datetime.fromisoformat(raw["created_at"])
     raw["size"] = MachineSize(**raw["size"])
-    raw["disk_base"] = BaseRef(**raw["disk_base"])
+    raw["disk_base"] = _base_ref(raw["disk_base"])
     raw["layers"] = tuple(DiskFact(**layer) for layer in raw["layers"])
     return Manifest(**raw)
+
+
+def _base_ref(raw: dict[str, Any]) -> BaseRef:
+    """Earlier releases wrote none that is private."""
+    private = raw.pop("private", None)
+    return BaseRef(**raw, private=None if private is None else BaseFact(**private))

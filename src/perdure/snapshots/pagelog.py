@@ -10,12 +10,11 @@ All functions are synchronous and use a few threads; call them through ``asyncio
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,14 +22,16 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from perdure.core.errors import CorruptSnapshot, InvalidRequest
+from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import SegmentId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
-from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.pageindex import U32, PageIndex
 from perdure.snapshots.segments import (
     FRAME_PAGES,
     SPARSE_WORDS,
+    WORDS_PER_PAGE,
     Codec,
     EncodedFrame,
     SegmentReader,
@@ -51,33 +52,17 @@ _FRAMES_PER_RESTORE = 4
 _FRAMES_PER_WRITE = 16
 REHEARSED_AT_ONCE = 1024
 FRAME_LIVE_SHARE = 0.5
+#: So much is handed to the disk while the rest is still being made; a small capture is synced once.
+_BYTES_PER_FLUSH = 64 << 20
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
 _AHEAD = max(2, min(8, os.cpu_count() or 2))
 _threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
-
-
-class BaseRam:
-    """The immutable file that guest RAM is mapped over, read-only."""
-
-    def __init__(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            if size == 0 or size % PAGE_SIZE:
-                raise InvalidRequest(f"{path.name} is not a memory image: its size is {size} bytes.")
-            self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        finally:
-            os.close(fd)
-        self.path = path
-        self.page_count = size // PAGE_SIZE
-        self.pages: Pages = np.frombuffer(self._map, np.uint8).reshape(self.page_count, PAGE_SIZE)
-
-    def read(self, pages: PageNumbers) -> Pages:
-        """A copy of the base's content of these pages."""
-        return self.pages[pages]
+#: Of a machine that stands still so many pages are read at once: 16 MiB.
+_STILL_PAGES = 4096
+_flusher = ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-flush")
 
 
 class SegmentReaders:
@@ -102,6 +87,18 @@ class SegmentReaders:
 
     def __getitem__(self, segment: SegmentId) -> SegmentReader:
         return self._open[segment]
+
+
+@dataclass(frozen=True, slots=True)
+class StillPages:
+    """Pages of a machine that stands still until they are recorded, read some megabytes at a time: to find room for a copy of a
+    gigabyte takes longer than to write it."""
+
+    memory: GuestMemory
+    pages: PageNumbers
+
+    def __len__(self) -> int:
+        return len(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +136,11 @@ def load(directory: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[Pag
             yield index.pages[batch], waiting.popleft().result()
 
 
+def read_at(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam) -> Pages:
+    """Content of the located pages at these positions of the index, verified; read in the calling thread alone."""
+    return _read(readers, index, positions, base, True)
+
+
 def restore(directory: Path, index: PageIndex, base: BaseRam, memory: GuestMemory) -> None:
     """Write the located pages of an index into a machine; each thread decodes and writes. Zero pages are not among them.
 
@@ -157,7 +159,7 @@ def record(
     directory: Path,
     last: PageIndex | Rehearsal,
     base: BaseRam,
-    captured: tuple[PageNumbers, Pages],
+    captured: tuple[PageNumbers, Pages | StillPages],
     writer: SegmentWriter,
     *,
     leave: frozenset[SegmentId] = frozenset(),
@@ -165,16 +167,63 @@ def record(
     """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base.
 
     Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more, and so are the
-    last few that are needed of a frame: a wake decodes whole frames. Nothing is durable before ``writer.sync()``. Raises NoSpace, and then ``last`` is still the truth.
+    last few that are needed of a frame: a wake decodes whole frames. Nothing is durable before ``writer.sync()``.
+
+    Raises NoSpace or what reading a machine raises, and then ``last`` is still the truth.
     """
     written, content = captured
+    if isinstance(content, StillPages):
+        last = last.last if isinstance(last, Rehearsal) else last
+        return _record_still(directory, _without(last, leave), base, content, writer)
     known = np.zeros(len(written), bool)
     if isinstance(last, Rehearsal):
         known = _as_rehearsed(last, written, content)
         last = last.last
     last = _without(last, leave)
-    unchanged, kept = _unchanged(directory, last, base, captured, known)
-    unchanged, kept = _without_crumbs(last, unchanged, kept)
+    part = _record_part(directory, last, base, (written, content, known), writer, crumbs=False)
+    return Recorded(_joined(last, *part), len(part[2].pages), sum(part[2].lengths))
+
+
+def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillPages, writer: SegmentWriter) -> Recorded:
+    room = make_room(min(len(still), _STILL_PAGES), ahead=False)
+    parts, flushes = [], _Flushes(writer)
+    try:
+        for at in range(0, max(1, len(still)), _STILL_PAGES):
+            pages = still.pages[at : at + _STILL_PAGES]
+            content = still.memory.read_pages(pages, room)
+            parts.append(_record_part(directory, last, base, (pages, content, np.zeros(len(pages), bool)), writer, crumbs=True))
+            flushes.look()
+        flushes.end()
+    except BaseException:
+        flushes.undo()
+        raise
+    kept, zeros, appended = zip(*parts, strict=True)
+    whole = _Appended(
+        writer.segment_id,
+        np.concatenate([part.pages for part in appended]),
+        *([one for part in appended for one in getattr(part, name)] for name in ("offsets", "lengths", "counts")),
+    )
+    index = _joined(last, np.concatenate(kept), np.concatenate(zeros), whole)
+    return Recorded(index, len(whole.pages), sum(whole.lengths))
+
+
+def _record_part(
+    directory: Path,
+    last: PageIndex,
+    base: BaseRam,
+    captured: tuple[PageNumbers, Pages, Mask],
+    writer: SegmentWriter,
+    *,
+    crumbs: bool,
+) -> tuple[Rows, PageNumbers, _Appended]:
+    """Append what of these pages differs; which positions of ``last`` stand, which pages are zero, and what was appended.
+
+    ``crumbs`` may stand where these pages are not all: what is needed of a frame is known from all of them only.
+    """
+    written, content, known = captured
+    unchanged, kept = _unchanged(directory, last, base, (written, content), known)
+    if not crumbs:
+        unchanged, kept = _without_crumbs(last, unchanged, kept)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
     parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
@@ -183,8 +232,7 @@ def record(
     for sparse in (True, False):
         rows = np.concatenate([part.sparse if sparse else part.dense for part in parts])
         chunks += _chunks(rows, sparse=sparse)
-    appended = _append(written, content, chunks, base, writer)
-    return Recorded(_joined(last, kept, zeros, appended), len(appended.pages), sum(appended.lengths))
+    return kept, zeros, _append(written, content, chunks, base, writer)
 
 
 def rehearse(
@@ -254,7 +302,7 @@ def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) ->
 
     def compare(at: int) -> None:
         rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
-        same[rows] = _same_rows(content[rows], rehearsal.content[before])
+        same[rows] = _same_rows(_take(content, rows), rehearsal.content[before])
 
     list(_threads.map(compare, range(0, len(here), BATCH_PAGES)))
     return same
@@ -282,13 +330,37 @@ def _unchanged(
         except CorruptSnapshot:
             return  # what cannot be read is written anew: the log mends itself
         rows = row_of[positions]
-        same[rows] = _same_rows(content[rows], before)
+        same[rows] = _same_rows(_take(content, rows), before)
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
         for _ in _threads.map(compare, _by_frame(last, at[found & ~known], _FRAMES_PER_COMPARE)):
             pass
     return same, at[same]
+
+
+class _Flushes:
+    """Hands what is written to the disk while the rest is still being made."""
+
+    def __init__(self, writer: SegmentWriter) -> None:
+        self._writer = writer
+        self._begun = self._handed = writer.size
+        self._running: list[Future[None]] = []
+
+    def look(self) -> None:
+        if self._writer.size - self._handed >= _BYTES_PER_FLUSH and (not self._running or self._running[-1].done()):
+            self._handed = self._writer.size
+            self._running.append(_flusher.submit(self._writer.sync))
+
+    def end(self) -> None:
+        """An error is told once: the caller's own sync would not hear of it."""
+        for flush in self._running:
+            flush.result()
+
+    def undo(self) -> None:
+        """Take back all that was written since."""
+        wait(self._running)
+        self._writer.cut(self._begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +392,27 @@ class _Classified:
 
 
 def _classify(base: BaseRam, written: PageNumbers, content: Pages, rows: Rows) -> _Classified:
-    words = content[rows].view(np.uint64)
-    differs = words != base.read(written[rows]).view(np.uint64)
-    count = np.bitwise_count(np.packbits(differs, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
+    words, pages, half = _take(content, rows).view(np.uint64), written[rows], WORDS_PER_PAGE // 2
+    below = _take(base.pages, pages).view(np.uint64)
+    count = _differing(words[:, :half], below[:, :half])
+    open_ = np.flatnonzero(count <= SPARSE_WORDS)  # of the others it is known what they are
+    count[open_] += _differing(words[open_, half:], below[open_, half:])
     zero = _zero_rows(words) & (count > 0)
     sparse = ~zero & (count > 0) & (count <= SPARSE_WORDS)
     return _Classified(rows[zero], rows[sparse], rows[~zero & (count > SPARSE_WORDS)])
+
+
+def _differing(words: npt.NDArray[np.uint64], below: npt.NDArray[np.uint64]) -> U32:
+    """In how many words each row differs from what is below."""
+    count: U32 = np.bitwise_count(np.packbits(words != below, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
+    return count
+
+
+def _take(content: Pages, rows: Rows | PageNumbers) -> Pages:
+    """These rows in this order, without a copy where they are neighbours: to copy costs as much as all that is done with them."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows) and bool((rows[1:] > rows[:-1]).all()):
+        return content[int(rows[0]) : int(rows[-1]) + 1]
+    return content[rows]
 
 
 def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
@@ -340,21 +427,23 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     """Write the chunks as frames, encoded by several threads and written in order while others encode."""
 
     def encode(chunk: _Chunk) -> EncodedFrame:
-        pages, some = written[chunk.rows], content[chunk.rows]
+        pages, some = written[chunk.rows], _take(content, chunk.rows)
         codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
         return encode_frame(pages, some, base.read(pages if chunk.sparse else pages[:0]), codec)
 
     pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
     done = _Appended(writer.segment_id, pages, [], [], [])
-    before = writer.size
     encoded = _threads.map(encode, chunks)
+    flushes = _Flushes(writer)
     try:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
             done.lengths.extend(frame.size for frame in some)
             done.counts.extend(frame.count for frame in some)
+            flushes.look()
+        flushes.end()
     except BaseException:
-        writer.cut(before)
+        flushes.undo()
         raise
     return done
 

@@ -31,6 +31,7 @@ def begin(
             store.check_disks(manifest)
             own = manifest.disk_ids
             if memory:
+                store.own_base(manifest)
                 store.check_segments(manifest)
                 index, devices = store.index(manifest), store.devices(manifest)
                 if index.page_count != spec.base.ram.page_count:

@@ -6,11 +6,13 @@
       lock                                    held by the process that owns the store
       snapshots/<snp>/manifest.json           makes the snapshot exist; written last
                       ram.index devices.state
+      bases/<bas>.ram                         private bases, mapped by machines and shared by forks
       segments/<seg>.pages                    page content, shared by snapshots and forks
       disks/<dsk>.qcow2                       frozen and active layers, shared by forks
+      hints/<snp>.hint                        what a wake touched; nothing depends on it
       live/<ws>.json                          intent of a start: which layers a machine may be writing
 
-Segments and disks live exactly as long as a manifest, a live record or a run of this process names them. ``open`` removes
+Segments, disks and bases live exactly as long as a manifest, a live record or a run of this process names them. ``open`` removes
 everything else, unless a manifest cannot be read: then nothing is removed, for nobody knows what it named.
 
 Synchronous: call from threads. Thread-safe.
@@ -28,14 +30,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration
 from perdure.core.files import DISK, Disk, is_temporary, make_dir, remove, remove_tree, stored_bytes, write_file
-from perdure.core.ids import DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
+from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.bases import check_base
+from perdure.snapshots.hints import Hints
 from perdure.snapshots.layers import disk_file
-from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest
+from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest, base_file
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, load
+from perdure.snapshots.pagelog import load
 from perdure.snapshots.segments import SegmentReader, segment_file
 from perdure.wire.node import SnapshotFacts
 
@@ -57,6 +63,17 @@ class Pins:
 
     segments: frozenset[SegmentId]
     disks: frozenset[DiskId]
+    bases: frozenset[BaseId] = frozenset()
+
+    @staticmethod
+    def of(manifest: Manifest) -> Pins:
+        """All that a snapshot needs."""
+        base = manifest.private_base
+        segments = frozenset(manifest.memory.segments if manifest.memory else ())
+        return Pins(segments, frozenset(manifest.disk_ids), frozenset(() if base is None else (base.base_id,)))
+
+    def files(self) -> frozenset[str]:
+        return frozenset((*map(segment_file, self.segments), *map(disk_file, self.disks), *map(base_file, self.bases)))
 
 
 class SnapshotStore:
@@ -68,9 +85,11 @@ class SnapshotStore:
         self.snapshots = root / "snapshots"
         self.segments = root / "segments"
         self.disks = root / "disks"
+        self.bases = root / "bases"
         self._live = root / "live"
+        self.hints = Hints(root / "hints", disk)
         self._manifests: dict[SnapshotId, Manifest] = {}
-        self._uses: Counter[str] = Counter()  # manifests that name a file of segments/ or disks/
+        self._uses: Counter[str] = Counter()  # manifests that name a file of segments/, disks/ or bases/
         self._frozen: dict[DiskId, DiskFact] = {}  # every layer that a manifest names
         self._damaged: set[str] = set()  # paths below the root
         self._records: dict[WorkspaceId, LiveRecord] = {}
@@ -82,13 +101,14 @@ class SnapshotStore:
 
     def open(self) -> OpenReport:
         """Take the store, read what is complete and remove what is not. Raises Conflict when another process has it."""
-        for directory in (self.root, self.snapshots, self.segments, self.disks, self._live):
+        for directory in (self.root, self.snapshots, self.segments, self.disks, self.bases, self._live):
             make_dir(directory, mode=0o700, disk=self.disk)
         self._take_lock()
         with self._guard:
             for known in (self._manifests, self._records, self._frozen, self._damaged, self._uses):
                 known.clear()
             debris = [*self._read_snapshots(), *self._read_live()]
+            self.hints.open(self._manifests)
             if not self._damaged:
                 debris += [name for name, _ in self._sweep()]
             return OpenReport(tuple(debris), tuple(sorted(self._damaged)))
@@ -225,6 +245,11 @@ class SnapshotStore:
             if content and disk_layers.checksum(path) != fact.checksum:
                 raise disk_layers.corrupt(path, "its checksum does not hold")
 
+    def own_base(self, manifest: Manifest) -> BaseRam | None:
+        """The private base of a snapshot's memory, if it has one. Raises CorruptSnapshot naming it when it is not there."""
+        fact = manifest.private_base
+        return None if fact is None else BaseRam(check_base(self.bases, fact))
+
     def check_segments(self, manifest: Manifest) -> None:
         """Header and length of every segment that a snapshot needs, before anything is started for it; what is in them is
         checked page by page while it is read. Raises CorruptSnapshot naming the segment."""
@@ -244,6 +269,8 @@ class SnapshotStore:
         self.check_disks(manifest, content=True)
         if manifest.memory is not None:
             self.devices(manifest)
+            if (fact := manifest.private_base) is not None:
+                base = BaseRam(check_base(self.bases, fact, content=True))
             index = self.index(manifest)
             self.check_segments(manifest)
             if base is not None:
@@ -298,27 +325,30 @@ class SnapshotStore:
         with self._guard:
             for snapshot_id in snapshot_ids:
                 directory = self.snapshots / snapshot_id
-                if not is_id(snapshot_id, "snp") or not directory.is_dir():
+                is_there = is_id(snapshot_id, "snp") and directory.is_dir()
+                if not is_there and snapshot_id not in self._manifests:  # one whose directory somebody removed is forgotten
                     continue
-                freed += sum(stored_bytes(path) for path in directory.iterdir())
+                freed += sum(stored_bytes(path) for path in directory.iterdir()) if is_there else 0
                 # First what makes it exist, so that no crash leaves a snapshot that is there but not whole.
                 remove(directory / MANIFEST, disk=self.disk)
+                crashpoint(CrashPoint.REAP_UNNAMED)
                 remove_tree(directory, disk=self.disk)
                 orphans |= self._drop(snapshot_id)
+                self.hints.drop(snapshot_id)
                 was_blind = bool(self._damaged)
                 self._damaged.discard(f"snapshots/{snapshot_id}")
                 sweep_all |= was_blind and not self._damaged  # what went meanwhile has left its files
             return freed + sum(size for _, size in self._sweep(None if sweep_all else orphans))
 
     def _sweep(self, names: Iterable[str] | None = None) -> list[tuple[str, int]]:
-        """Remove those of ``names`` (default: of all segments and disks) that nobody uses; returns names and sizes.
+        """Remove those of ``names`` (default: of all segments, disks and bases) that nobody uses; returns names and sizes.
 
         Whoever makes such a file pins it or records it first, so that looking after listing sees it.
         """
         if self._damaged:
             return []
         if names is None:
-            names = [path.name for directory in (self.segments, self.disks) for path in directory.iterdir()]
+            names = [path.name for directory in (self.segments, self.disks, self.bases) for path in directory.iterdir()]
         idle = [name for name in names if self._uses[name] <= 0]
         if not idle:
             return []
@@ -336,15 +366,16 @@ class SnapshotStore:
         """Files that a machine may use, whatever manifests say."""
         held = {disk_file(name) for record in self._records.values() for name in record.layers}
         for pins in [pin() for pin in self._pins]:
-            held |= {segment_file(name) for name in pins.segments} | {disk_file(name) for name in pins.disks}
+            held |= pins.files()
         return held
 
     def place_of(self, name: str) -> Path:
-        """Where a segment or disk lies, by its file name."""
-        return (self.disks if name.endswith(disk_file(DiskId(""))) else self.segments) / name
+        """Where a segment, disk or base lies, by its file name."""
+        homes = {disk_file(DiskId("")): self.disks, base_file(BaseId("")): self.bases}
+        return homes.get(Path(name).suffix, self.segments) / name
 
     def alone(self, manifest: Manifest) -> frozenset[str]:
-        """Segments and disks that nobody but this snapshot uses."""
+        """Segments, disks and bases that nobody but this snapshot uses."""
         with self._guard:
             held = self._held()
             return frozenset(name for name in manifest.stored_files() if self._uses[name] == 1 and name not in held)
@@ -463,18 +494,3 @@ class SnapshotStore:
         """Whether a snapshot names this layer, so that nobody may write it any more."""
         with self._guard:
             return disk_id in self._frozen
-
-
-def process_started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, or it has ended and waits to be reaped."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def is_alive(record: LiveRecord) -> bool:
-    """Whether the process of a live record still runs."""
-    return record.pid is not None and process_started(record.pid) == record.pid_started is not None

@@ -20,10 +20,11 @@ from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import DiskId, SegmentId, SnapshotId
 from perdure.machines.driver import PageNumbers
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.bases import check_base
 from perdure.snapshots.layers import disk_file
-from perdure.snapshots.manifest import MANIFEST, DiskFact, Manifest, is_as_written
+from perdure.snapshots.manifest import MANIFEST, BaseFact, DiskFact, Manifest, base_file, is_as_written
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam
 from perdure.snapshots.segments import SegmentReader, corrupt, decode_head, decode_pages, needs_base, page_hashes, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import Damage
@@ -41,17 +42,19 @@ class Found:
 
 
 class Verifier:
-    """One pass. Remembers the layers and frames it has read."""
+    """One pass. Remembers the layers, bases and frames it has read."""
 
     def __init__(self, store: SnapshotStore, told: Told) -> None:
         self._store = store
         self._told = told
         self._layers: dict[tuple[DiskId, int, str], Damage | None] = {}
         self._frames: dict[tuple[SegmentId, int, int], PageNumbers] = {}
+        self._bases: dict[BaseFact, Damage | None] = {}
 
     def snapshot(self, snapshot_id: SnapshotId, base: BaseRam | None) -> Found:
-        """Check a snapshot's own files; ``base`` is the intact RAM below its memory, without which pages that are stored as
-        differences are only checked for their frames. Raises NotFound when there is no such snapshot (any more)."""
+        """Check a snapshot's own files; ``base`` is the intact RAM below its memory unless that is private, without which pages
+        that are stored as differences are only checked for their frames. Raises NotFound when there is no such snapshot (any
+        more)."""
         while True:
             try:
                 with _held(self._store, snapshot_id) as manifest:
@@ -104,6 +107,10 @@ class Verifier:
         if manifest.memory is None:
             return
         below = f"snapshots/{manifest.snapshot_id}"
+        if (own := manifest.private_base) is not None:
+            base, damage = self._own_base(own)
+            if damage is not None:
+                yield damage
         try:
             self._told(f"{below}/{manifest.memory.devices.name}", manifest.memory.devices.size)
             self._store.devices(manifest)
@@ -120,6 +127,18 @@ class Verifier:
                 self._segment(segment, end, index, base)
             except CorruptSnapshot as error:
                 yield damage_of(error, f"segments/{segment_file(segment)}")
+
+    def _own_base(self, fact: BaseFact) -> tuple[BaseRam | None, Damage | None]:
+        """A private base if it is whole, or what is wrong with it."""
+        name = f"bases/{base_file(fact.base_id)}"
+        if fact not in self._bases:
+            try:
+                check_base(self._store.bases, fact, lambda count: self._told(name, count), content=True)
+                self._bases[fact] = None
+            except CorruptSnapshot as error:
+                self._bases[fact] = damage_of(error, name)
+        damage = self._bases[fact]
+        return (BaseRam(self._store.bases / base_file(fact.base_id)) if damage is None else None), damage
 
     def _segment(self, segment: SegmentId, end: int, index: PageIndex | None, base: BaseRam | None) -> None:
         reader = SegmentReader(self._store.segments, segment)
@@ -173,7 +192,7 @@ def _held(store: SnapshotStore, snapshot_id: SnapshotId) -> Iterator[Manifest]:
     """A snapshot whose segments and disks stay until it has been read, whatever is deleted or rewritten meanwhile."""
     with store.guard:
         manifest = store.manifest(snapshot_id)
-        pins = Pins(frozenset(manifest.memory.segments if manifest.memory else ()), frozenset(manifest.disk_ids))
+        pins = Pins.of(manifest)
 
         def pinned() -> Pins:
             return pins

@@ -93,9 +93,9 @@ class Item:
     checksum: str | None = None
 
 
-class Catalogue(Protocol):
-    """Every method is one transaction. Methods with ``attempt`` raise StaleGeneration once another begin, a release or the
-    garbage collection has ended that attempt; then nothing was changed. All may raise Unavailable."""
+class Rows(Protocol):
+    """What moving bytes asks for. Every method is one transaction. Methods with ``attempt`` raise StaleGeneration once another
+    begin, a release or the garbage collection has ended that attempt; then nothing was changed. All may raise Unavailable."""
 
     async def begin(self, key: ItemKey, needs: Sequence[ItemKey] = ()) -> Item:
         """Start to upload, or start again: the pins of earlier attempts stay. A durable item is returned as it is.
@@ -123,16 +123,8 @@ class Catalogue(Protocol):
         """
         ...
 
-    async def release(self, key: ItemKey) -> None:
-        """Nobody wants the item any more. One that is not there is fine."""
-        ...
-
     async def item(self, key: ItemKey) -> Item:
         """Raises NotFound."""
-        ...
-
-    async def items(self, scope: Scope) -> list[Item]:
-        """Every item of a scope, by name."""
         ...
 
     async def holds(self, key: ItemKey) -> list[Pack]:
@@ -141,6 +133,18 @@ class Catalogue(Protocol):
 
     async def packs(self, scope: Scope) -> list[Pack]:
         """The packs of a scope that a pin could get, by id."""
+        ...
+
+
+class Catalogue(Rows, Protocol):
+    """All of it: what is wanted, and what goes, besides."""
+
+    async def release(self, key: ItemKey) -> None:
+        """Nobody wants the item any more. One that is not there is fine."""
+        ...
+
+    async def items(self, scope: Scope) -> list[Item]:
+        """Every item of a scope, by name."""
         ...
 
     async def advance(self, scope: Scope) -> int:

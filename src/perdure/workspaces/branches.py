@@ -76,6 +76,7 @@ class Branches:
         wanted = names or await self._branch_names(at, count)
         branches = [self._branch(at, snapshot, name) for name in wanted]
         owners = [self._upkeep.newborn(branch.id) for branch in branches]
+        crashpoint(CrashPoint.FORK_CAPTURED)
         try:
             async with self._store.database.transaction() as tx:
                 await self._store.hold(tx, snapshot.id)
@@ -87,6 +88,7 @@ class Branches:
             for newborn in owners:
                 newborn.is_newborn = False
             raise
+        crashpoint(CrashPoint.FORK_RECORDED)
         return [self._upkeep.spawn(self._start_child(newborn)) for newborn in owners]
 
     async def _fork_point(self, owner: Owner, ref: str | None) -> tuple[Record, Snapshot]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, NotFound, PerdureError
 from perdure.core.ids import SnapshotId
 from perdure.wire.node import Checking, Damage, Node, Verdict
+from perdure.workspaces.homes import Homes
 from perdure.workspaces.model import Snapshot, Verified, Verifying, WorkspaceState
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.tools import Tools
@@ -37,6 +38,7 @@ class Integrity:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._store = tools.store
+        self._homes = Homes(tools)
         self._failures: dict[tuple[str, int, SnapshotId], PerdureError] = {}
 
     # ------------------------------------------------------------------------------------------------------ what is whole
@@ -54,20 +56,33 @@ class Integrity:
             async for event in events:
                 if isinstance(event, Checking):
                     continue
-                if event.snapshot_id == snapshot_id:
-                    own = event
-                elif event.intact:
-                    return own, Ancestor(points[event.snapshot_id], damaged)
+                verdict = await self._with_store(at, event)
+                if verdict.snapshot_id == snapshot_id:
+                    own = verdict
+                elif verdict.intact:
+                    return own, Ancestor(points[verdict.snapshot_id], damaged)
                 else:
                     damaged += 1
         return own, Ancestor(None, damaged)
 
+    async def _with_store(self, at: Record, verdict: Verdict) -> Verdict:
+        """Of a snapshot that its node does not have, and the object store has, what that has is read instead."""
+        home = self._tools.node(at).second_home
+        if not verdict.missing or home is None or not await self._store.is_stored(at, verdict.snapshot_id):
+            return verdict
+        damage = await home.verify(verdict.snapshot_id, at.workspace.tenant_id)
+        return Verdict(verdict.snapshot_id, damage, disk_intact=not damage)
+
     async def check(self, at: Record, snapshot_id: SnapshotId) -> None:
-        """Raises CorruptSnapshot, with what to do, unless every byte of a snapshot is as it was written."""
+        """Have a snapshot on the node of which every byte is as it was written, from the object store if it must be. Raises
+        CorruptSnapshot with what to do."""
         try:
             await self._tools.node(at).snapshot(snapshot_id)
         except (CorruptData, NotFound) as error:
-            raise await self.offer(at, snapshot_id, error) from error
+            try:
+                await self._homes.mend(at, snapshot_id, error)
+            except (CorruptData, NotFound) as damage:
+                raise await self.offer(at, snapshot_id, damage) from error
 
     # ----------------------------------------------------------------------------------------------------------- to do
 
@@ -163,7 +178,7 @@ class Integrity:
                         yield Verifying(at.workspace, snapshot, event.file, event.read_bytes, done, len(chosen))
                         continue
                     done += 1
-                    verified = await self._judged(at, snapshot, event)
+                    verified = await self._judged(at, snapshot, await self._with_store(at, event))
                     if verified is not None:
                         yield verified
 

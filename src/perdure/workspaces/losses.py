@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId
 from perdure.db.database import Transaction
-from perdure.wire.node import Inventory, SnapshotFacts
+from perdure.wire.node import Inventory, LiveMachine, Node, SnapshotFacts
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.model import Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
 from perdure.workspaces.observe import unused_s
@@ -68,7 +69,9 @@ class Losses:
         for machine in left:
             await node.stop(at.id, machine.generation, keep_overlay=True)
             disks += await self._salvage(at, machine.generation)
+        crashpoint(CrashPoint.SALVAGE_KEPT)
         record = await self._commit_loss(at, event, Change(detail=why, unused_s=idle_s), disks)
+        crashpoint(CrashPoint.SALVAGE_RECORDED)
         for machine in left:
             with suppress(StaleGeneration, NotFound):
                 await node.stop(at.id, machine.generation)
@@ -88,6 +91,45 @@ class Losses:
             await self._store.forget(snapshot_id)
             return []
         return [facts]
+
+    # ------------------------------------------------------------------------------------------ what another node goes on with
+
+    async def left_behind(self, node: Node, machine: LiveMachine) -> bool:
+        """A machine of a workspace that has moved to another node while this one was away: its newer disk, which the other never
+        had, is kept as a branch here. False when there is no such workspace."""
+        try:
+            at = await self._store.by_id(machine.workspace_id)
+        except NotFound:
+            return False
+        if at.state is WorkspaceState.DELETED or at.node_id == node.node_id:
+            return False
+        _log.info("the workspace %s has moved to node %s; what this one has of it is kept as a branch", at.id, at.node_id)
+        await node.stop(at.id, machine.generation, keep_overlay=True)
+        snapshot_id = self._tools.mint_snapshot()
+        await self._store.intend(replace(at, node_id=node.node_id), snapshot_id, SnapshotReason.SALVAGED)
+        facts = await node.salvage(at.id, machine.generation, snapshot_id)
+        if facts is None:
+            await self._store.forget(snapshot_id)
+        else:
+            await self._commit_left_behind(replace(at, node_id=node.node_id), facts)
+        return True
+
+    async def finish_left_behind(self, node: Node, inventory: Inventory) -> None:
+        """The same, where a crash came between the node's work and the commit."""
+        whole = {facts.snapshot_id: facts for facts in inventory.snapshots}
+        for snapshot_id, workspace_id in await self._store.stranded(node.node_id):
+            if snapshot_id in whole:
+                at = await self._store.by_id(workspace_id)
+                await self._commit_left_behind(replace(at, node_id=node.node_id), whole[snapshot_id])
+            else:
+                await self._store.forget(snapshot_id)
+
+    async def _commit_left_behind(self, at: Record, facts: SnapshotFacts) -> None:
+        async with self._store.database.transaction() as tx:
+            branch = await self._insert_lost(at, facts, tx)
+            await self._store.note(tx, at, "left-behind", {"branch": branch, "node_id": at.node_id})
+
+    # ----------------------------------------------------------------------------------------------------------------- captures
 
     async def adopt_finished(self, at: Record, inventory: Inventory) -> Record:
         """Captures that are complete on the node become what they were meant to be; the others are given up. Salvaged disks
@@ -169,6 +211,7 @@ class Losses:
         async with self._store.database.transaction() as tx:
             record = await self._store.move(at, event, change, tx)
             await self._store.free(tx, at.id)
+        crashpoint(CrashPoint.DELETE_RECORDED)
         owner.live = None
         try:
             await self._tools.node(at).stop(at.id, at.generation)

@@ -115,9 +115,29 @@ class SnapshotReason(StrEnum):
     SALVAGED = "salvaged"  # disk-only
 
 
+class UploadState(StrEnum):
+    WAITING = "waiting"
+    UPLOADING = "uploading"
+    FAILED = "failed"  # it is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """How far a snapshot is on its way to the object store: ``read_bytes`` of about ``total_bytes`` (of more with an image that
+    is not there yet) were looked at, ``sent_bytes`` were missing. After a failure: what it was, and when it is tried again."""
+
+    state: UploadState
+    read_bytes: int = 0
+    sent_bytes: int = 0
+    total_bytes: int = 0
+    error: str = ""
+    retry_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One row of ``snapshots``; sizes in bytes, ``pause_s`` in seconds."""
+    """One row of ``snapshots``; sizes in bytes, ``pause_s`` in seconds. ``upload`` is None for one that the store has, and where
+    there is no store."""
 
     id: SnapshotId
     workspace_id: WorkspaceId
@@ -134,6 +154,8 @@ class Snapshot:
     pause_s: float
     created_at: datetime
     disk_gib: int | None = None  # the disk's size in it
+    stored_at: datetime | None = None  # since when it is durable(store)
+    upload: Upload | None = None
 
 
 class Kept(StrEnum):
@@ -188,6 +210,8 @@ class ResumeReport:
     problems: tuple[str, ...] = ()  # what the guest could not repair (its clock, randomness, identity, disk), a sentence each
     hooks: tuple[HookRun, ...] = ()  # the workspace's own programs that the wake ran before all others went on
     kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
+    restored_from: Literal["node", "store"] = "node"  # store: its files were not on this node and had to be fetched
+    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +355,11 @@ class Workspaces(Protocol):
 
     async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
         """Give a snapshot (by id or name) a name: it is kept for as long as it has one. None takes it away."""
+        ...
+
+    async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
+        """Returns when the object store has a snapshot (by id or name; None: the one that it wakes from). Raises Conflict where
+        there is no store, DeadlineExceeded (the upload goes on), or why it failed (it is tried again)."""
         ...
 
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:

@@ -14,6 +14,7 @@ from typing import Any
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
+    CorruptData,
     HostUnfit,
     InvalidRequest,
     MachineDied,
@@ -27,6 +28,7 @@ from perdure.core.ids import SnapshotId
 from perdure.wire.node import (
     CaptureMode,
     CaptureSpec,
+    Fetched,
     FromDisk,
     FromGolden,
     FromSnapshot,
@@ -36,6 +38,8 @@ from perdure.wire.node import (
     StartSpec,
     Told,
 )
+from perdure.workspaces.facts import RECOVERED, RESTORED
+from perdure.workspaces.homes import NODE_GONE, Homes
 from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
@@ -70,6 +74,7 @@ class Operations:
         self._store = tools.store
         self._losses = losses
         self._integrity = Integrity(tools)
+        self._homes = Homes(tools)
         self._starts = asyncio.Semaphore(tools.settings.parallel_starts)
 
     # ----------------------------------------------------------------------------------------------------------------- starts
@@ -78,7 +83,8 @@ class Operations:
         """How a sleeping workspace starts again: from its head, or from ``point``."""
         workspace = at.workspace
         asleep_s = max(0.0, (at.now - workspace.state_changed_at).total_seconds())
-        disk = DiskFate.REWOUND if at.lost_branch or point is not None else DiskFate.KEPT
+        is_rewound = at.lost_branch or point is not None or at.rewound.startswith((NODE_GONE, RESTORED, RECOVERED))
+        disk = DiskFate.REWOUND if is_rewound else DiskFate.KEPT
         point = point or at.head
         if point is None:
             image = await self._tools.images.find(workspace.image)
@@ -124,12 +130,9 @@ class Operations:
     async def start(self, owner: Owner, at: Record, plan: Plan) -> Record:
         """creating or waking → running. On failure the workspace is back where it can be woken from, or ``failed`` with exits,
         and the node's error is raised."""
-        node = self._tools.node(at)
-        spec = _start_spec(at, plan)
         owner.starting = at
         try:
-            async with self._starts, asyncio.timeout(START_LIMIT_S):
-                facts = await node.start(spec)
+            fetched, facts = await self._start_on_node(at, plan)
         except TimeoutError:
             await self._not_started(owner, at, plan, MachineFailed(f"The machine was not up after {START_LIMIT_S:.0f} seconds."))
         except PerdureError as error:
@@ -137,17 +140,34 @@ class Operations:
         finally:
             owner.starting = None
         crashpoint(CrashPoint.START_REPORTED)
-        report = _resume_report(at, plan, facts)
+        report = _resume_report(at, plan, facts, fetched)
         try:
             record = await self._store.started(at, report)
         except StaleGeneration:
             # Somebody else moved the row on while we started: this machine has no right to exist.
             with suppress(StaleGeneration, NotFound):
-                await node.stop(at.id, at.generation)
+                await self._tools.node(at).stop(at.id, at.generation)
             raise
         crashpoint(CrashPoint.START_COMMITTED)
         owner.woke(record)
         return record
+
+    async def _start_on_node(self, at: Record, plan: Plan) -> tuple[Fetched, StartReport]:
+        """With its snapshot fetched before, where it is not there, and once more when it turns out not to be whole. A fetch takes
+        as long as it takes, and no other start waits for it."""
+        source = None if isinstance(plan.source, FromGolden) else plan.source.snapshot_id
+        fetched = await self._homes.bring(at, source)
+        try:
+            return fetched, await self._limited(at, plan, fetched)
+        except (CorruptData, NotFound) as error:
+            if fetched.is_fetched or plan.take_over_generation is not None:
+                raise
+            fetched = await self._homes.mend(at, source, error)
+        return fetched, await self._limited(at, plan, fetched)
+
+    async def _limited(self, at: Record, plan: Plan, fetched: Fetched) -> StartReport:
+        async with self._starts, asyncio.timeout(START_LIMIT_S):
+            return await self._tools.node(at).start(_start_spec(at, plan, fetched))
 
     async def _not_started(self, owner: Owner, at: Record, plan: Plan, error: PerdureError) -> None:
         """Record what a failed start means, then raise its error."""
@@ -246,7 +266,7 @@ def _failed_detail(error: PerdureError) -> str:
     return error.message + (f" The newest intact snapshot before it is {ancestor}." if ancestor else "")
 
 
-def _start_spec(at: Record, plan: Plan) -> StartSpec:
+def _start_spec(at: Record, plan: Plan, fetched: Fetched) -> StartSpec:
     workspace = at.workspace
     return StartSpec(
         identity=Identity(at.id, workspace.tenant_id, at.generation, workspace.hostname, workspace.machine_id),
@@ -258,19 +278,19 @@ def _start_spec(at: Record, plan: Plan) -> StartSpec:
         environment=workspace.environment,
         new_identity=plan.new_identity,
         take_over_generation=plan.take_over_generation,
-        told=_told(at, plan),
+        told=_told(at, plan, fetched),
     )
 
 
-def _told(at: Record, plan: Plan) -> Told:
+def _told(at: Record, plan: Plan, fetched: Fetched) -> Told:
     """The report's facts that are known before the start, as the workspace reads them in its resume.json."""
-    report = _known(at, plan)
+    report = _known(at, plan, fetched)
     return Told(
         {**report, "disk": plan.disk.value, "at": at.now.isoformat().replace("+00:00", "Z")}, plan.memory_lost, at.rewound
     )
 
 
-def _known(at: Record, plan: Plan) -> dict[str, Any]:
+def _known(at: Record, plan: Plan, fetched: Fetched) -> dict[str, Any]:
     source = plan.source
     return {
         "workspace_id": at.id,
@@ -279,13 +299,15 @@ def _known(at: Record, plan: Plan) -> dict[str, Any]:
         "asleep_s": plan.asleep_s,
         "lost_branch": at.lost_branch,
         "kept_branch": at.kept_branch,
+        "restored_from": "store" if fetched.is_fetched else "node",
+        "fetched_bytes": fetched.snapshot_bytes,
     }
 
 
-def _resume_report(at: Record, plan: Plan, facts: StartReport) -> ResumeReport:
-    memory, reason = _told(at, plan).memory(facts.memory, facts.memory_reason)
+def _resume_report(at: Record, plan: Plan, facts: StartReport, fetched: Fetched) -> ResumeReport:
+    memory, reason = _told(at, plan, fetched).memory(facts.memory, facts.memory_reason)
     return ResumeReport(
-        **_known(at, plan),
+        **_known(at, plan, fetched),
         memory=memory,
         memory_reason=reason,
         disk=plan.disk,

@@ -8,7 +8,7 @@ into. What it makes of each:
     hibernating, snapshot complete   hibernated at it
     hibernating, machine answers     running again
     running, hibernating, waking     hibernated at its last complete snapshot; the newer disk becomes a lost branch
-    hibernated, head not on the node failed, with exits
+    hibernated, head not on the node failed, with exits; one that the object store has is fetched by its wake
     machine of no workspace,
     or of another generation         stopped; its newer disk is kept if the workspace exists
     snapshot files without a row     removed
@@ -22,6 +22,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import WorkspaceId
 from perdure.wire.node import Inventory, LiveMachine, Node
@@ -64,6 +65,7 @@ class Reconciler:
                 await self._in_owner(workspace_id, self._visit)
             except PerdureError as error:
                 _log.warning("workspace %s cannot be repaired now: %s (%s)", workspace_id, error.message, error.internal)
+        await self._losses.finish_left_behind(node, inventory)
         await self._orphan_machines(node, inventory, {standing.id for standing in known})
         await self._snapshots(node)
 
@@ -77,7 +79,7 @@ class Reconciler:
             owned = self._awake_generation(standing.id) == standing.generation
             return standing.state is not WorkspaceState.RUNNING or not owned or len(machines) != 1 or not runs
         whole = {facts.snapshot_id for facts in inventory.snapshots}
-        return bool(machines) or (standing.head is not None and standing.head not in whole)
+        return bool(machines) or (standing.head is not None and standing.head not in whole and not standing.is_stored)
 
     async def _visit(self, owner: Owner) -> None:
         at = await self._store.by_id(owner.id)
@@ -146,7 +148,7 @@ class Reconciler:
         head = at.workspace.head_snapshot_id
         if at.state is not WorkspaceState.HIBERNATED or head is None:
             return at
-        if any(facts.snapshot_id == head for facts in inventory.snapshots):
+        if any(facts.snapshot_id == head for facts in inventory.snapshots) or await self._store.is_stored(at, head):
             return at
         detail = f"Files of its last snapshot {head} are missing or cannot be read on its node."
         return await self._store.move(at, Event.FILES_MISSING, Change(detail=detail))
@@ -155,6 +157,8 @@ class Reconciler:
         """Machines of workspaces that are deleted or that nobody has heard of. (Those of known ones were seen to.)"""
         for machine in inventory.machines:
             if machine.workspace_id not in known:
+                if await self._losses.left_behind(node, machine):
+                    continue
                 _log.info("stopping the machine of %s, which no workspace owns", machine.workspace_id)
                 with suppress(StaleGeneration, NotFound):
                     await node.stop(machine.workspace_id, machine.generation)
@@ -162,8 +166,9 @@ class Reconciler:
     async def _snapshots(self, node: Node) -> None:
         """Rows and files agree again. A pending row whose workspace has an operation in flight is left to it."""
         inventory = await node.inventory()
-        rows = {row.id: row for row in await self._store.on_node(node.node_id)}  # after the files: a new file has a row by now
-        strangers = tuple(facts.snapshot_id for facts in inventory.snapshots if facts.snapshot_id not in rows)
+        here = [facts.snapshot_id for facts in inventory.snapshots]
+        known = await self._store.known(here)  # after the files: a new file has a row by now
+        strangers = tuple(snapshot_id for snapshot_id in here if snapshot_id not in known)
         if strangers:
             _log.info("removing %d snapshots that no row names", len(strangers))
             await node.delete_snapshots(strangers)
@@ -173,7 +178,9 @@ class Reconciler:
         """Delete what is marked: files first, then rows. Returns how many snapshots."""
         count = 0
         while doomed := await self._store.deleting(node.node_id):
+            crashpoint(CrashPoint.REAP_MARKED)
             await node.delete_snapshots(doomed)
+            crashpoint(CrashPoint.REAP_FREED)
             await self._store.forget(*doomed)
             count += len(doomed)
         return count

@@ -139,6 +139,7 @@ def snapshot(row: Mapping[str, Any]) -> Snapshot:
         pause_s=row["pause_s"],
         created_at=row["created_at"],
         disk_gib=row["disk_gib"],
+        stored_at=row.get("stored_at"),
     )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -25,8 +26,10 @@ from perdure.core.errors import (
 from perdure.core.ids import check_name
 from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
+from perdure.wire.node import MachineSize
 from perdure.workspaces import checks
 from perdure.workspaces.branches import Branches
+from perdure.workspaces.homes import Homes
 from perdure.workspaces.integrity import Ancestor, Integrity
 from perdure.workspaces.keeping import Keeping
 from perdure.workspaces.lifecycle import RECOVERABLE, Event
@@ -69,6 +72,8 @@ class WorkspaceService:
         self._branches = Branches(tools, self._upkeep)
         self._integrity = Integrity(tools)
         self._keeping = Keeping(tools, self._upkeep)
+        self._homes = Homes(tools)
+        self._node = tools.placement.place(MachineSize(0, 0))
 
     async def start(self) -> None:
         """Repair what an earlier process left, then begin to watch over what is awake."""
@@ -144,7 +149,8 @@ class WorkspaceService:
         return [self._upkeep.shown(record) for record in await self._store.find(ctx.tenant_id, states, metadata)]
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
-        return await self._store.snapshots((await self._find(ctx, ref)).id)
+        found = await self._store.snapshots((await self._find(ctx, ref)).id)
+        return [self._upkeep.uploads.shown(snapshot) for snapshot in found]
 
     async def verify(
         self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
@@ -170,17 +176,21 @@ class WorkspaceService:
             raise NotFound(f"Workspace {record.workspace.name!r} is deleted.")
         return record
 
+    async def _find_here(self, ctx: Context, ref: str) -> Record:
+        """For what needs its node: a workspace whose node is gone moves to this one."""
+        return await self._homes.here(await self._find(ctx, ref), self._node)
+
     # -------------------------------------------------------------------------------------------------------------------- wake
 
     async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
-        record = await self._find(ctx, ref)
+        record = await self._find_here(ctx, ref)
         async with self._within(record, deadline_s):
             record, _ = await self._awake(self._upkeep.owner(record.id), record)
         return self._upkeep.shown(record), _reported(record)
 
     @asynccontextmanager
     async def awake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> AsyncIterator[Awake]:
-        record = await self._find(ctx, ref)
+        record = await self._find_here(ctx, ref)
         owner = self._upkeep.owner(record.id)
         owner.hold()  # before it is awake, so that no idle timer comes between
         try:
@@ -249,7 +259,7 @@ class WorkspaceService:
     # ---------------------------------------------------------------------------------------------------------------- captures
 
     async def sleep(self, ctx: Context, ref: str) -> tuple[Workspace, Snapshot]:
-        record = await self._find(ctx, ref)
+        record = await self._find_here(ctx, ref)
         owner = self._upkeep.owner(record.id)
         record, snapshot = await owner.run(partial(self._sleep_job, owner, ctx.principal))
         self._upkeep.clean_soon()
@@ -285,16 +295,16 @@ class WorkspaceService:
     ) -> list[Workspace | PerdureError]:
         self._upkeep.check_open()
         checks.check_fork(count, names)
-        return await self._branches.fork(ctx, await self._find(ctx, ref), count, snapshot, names)
+        return await self._branches.fork(ctx, await self._find_here(ctx, ref), count, snapshot, names)
 
     async def rewind(self, ctx: Context, ref: str, snapshot: str) -> tuple[Workspace, ResumeReport]:
         self._upkeep.check_open()
-        record = await self._branches.rewind(ctx, await self._find(ctx, ref), snapshot)
+        record = await self._branches.rewind(ctx, await self._find_here(ctx, ref), snapshot)
         return record.workspace, _reported(record)
 
     async def promote(self, ctx: Context, ref: str) -> tuple[Workspace, ResumeReport]:
         self._upkeep.check_open()
-        record = await self._branches.promote(ctx, await self._find(ctx, ref))
+        record = await self._branches.promote(ctx, await self._find_here(ctx, ref))
         return record.workspace, _reported(record)
 
     async def discard(self, ctx: Context, ref: str) -> None:
@@ -306,13 +316,24 @@ class WorkspaceService:
     # ----------------------------------------------------------------------------------------------------------------- keeping
 
     async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
-        return await self._keeping.lineage(await self._find(ctx, ref))
+        places = await self._keeping.lineage(await self._find(ctx, ref))
+        return [replace(place, snapshot=self._upkeep.uploads.shown(place.snapshot)) for place in places]
 
     async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:
         return await self._keeping.configure(ctx, await self._find(ctx, ref), change)
 
     async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
         return await self._keeping.name_snapshot(ctx, await self._find(ctx, ref), snapshot, name)
+
+    async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
+        at = await self._find(ctx, ref)
+        wanted = snapshot or at.workspace.head_snapshot_id
+        if wanted is None:
+            raise Conflict(f"Workspace {at.workspace.name!r} has no snapshot yet.", hint="Put it to sleep, or take a checkpoint.")
+        found = await self._store.snapshot(at, wanted)
+        limit_s = self._tools.settings.wake_deadline_s if deadline_s is None else deadline_s
+        await self._upkeep.uploads.push(found, limit_s)
+        return await self._store.snapshot(at, found.id)
 
     async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
         return await self._keeping.remove_snapshot(ctx, await self._find(ctx, ref), snapshot)
@@ -340,7 +361,7 @@ class WorkspaceService:
 
     async def recover(self, ctx: Context, ref: str, how: Recovery) -> tuple[Workspace, ResumeReport]:
         self._upkeep.check_open()
-        record = await self._find(ctx, ref)
+        record = await self._find_here(ctx, ref)
         owner = self._upkeep.owner(record.id)
         record = await owner.run(partial(self._recover_job, owner, how))
         return record.workspace, _reported(record)

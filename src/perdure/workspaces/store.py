@@ -105,6 +105,7 @@ class Standing:
     generation: int
     head: SnapshotId | None
     has_unfinished: bool  # a snapshot of it is pending
+    is_stored: bool  # the object store has its head
 
 
 class SnapshotState(StrEnum):
@@ -243,6 +244,7 @@ class WorkspaceStore:
                 row["generation"],
                 SnapshotId(row["head_snapshot_id"]) if row["head_snapshot_id"] else None,
                 row["has_unfinished"],
+                row["is_stored"],
             )
             for row in found
         ]
@@ -271,7 +273,7 @@ class WorkspaceStore:
             row = await tx.one(
                 "snapshots.insert_pending",
                 **{"id": snapshot_id, "workspace_id": at.id, "generation": at.generation},
-                **{"reason": reason.value, "name": name},
+                **{"reason": reason.value, "name": name, "node_id": at.node_id},
             )
         except AlreadyExists as error:
             raise AlreadyExists(f"Workspace {at.workspace.name!r} has a snapshot named {name!r} already.") from error
@@ -340,6 +342,11 @@ class WorkspaceStore:
         found = await self.database.all("snapshots.unfinished", workspace_id=workspace_id)
         return [(SnapshotId(row["id"]), SnapshotReason(row["reason"])) for row in found]
 
+    async def stranded(self, node_id: NodeId) -> list[tuple[SnapshotId, WorkspaceId]]:
+        """Pending ones on a node whose workspace is on another."""
+        found = await self.database.all("homes.stranded", node_id=node_id)
+        return [(SnapshotId(row["id"]), WorkspaceId(row["workspace_id"])) for row in found]
+
     async def on_node(self, node_id: NodeId) -> list[SnapshotRow]:
         found = await self.database.all("snapshots.on_node", node_id=node_id)
         return [
@@ -351,6 +358,15 @@ class WorkspaceStore:
             )
             for row in found
         ]
+
+    async def known(self, snapshot_ids: list[SnapshotId]) -> set[SnapshotId]:
+        """Those of which there is a row, of whatever node: what a node has fetched may be on record as another's."""
+        return {SnapshotId(row["id"]) for row in await self.database.all("homes.known", ids=snapshot_ids)}
+
+    async def is_stored(self, at: Record, snapshot_id: SnapshotId) -> bool:
+        """Whether the object store has a snapshot of this tenant."""
+        scope = at.workspace.tenant_id
+        return await self.database.one("homes.is_stored", scope=scope, name=snapshot_id) is not None
 
     async def retain(self, tx: Transaction, workspace_id: WorkspaceId, default: int, spare: SnapshotId | None = None) -> int:
         """Mark what retention no longer keeps, except ``spare``, which is about to become the head; returns how many."""

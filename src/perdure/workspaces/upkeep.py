@@ -25,10 +25,13 @@ from perdure.workspaces.observe import as_used, observe
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
+from perdure.workspaces.room import Room
 from perdure.workspaces.rows import Record
 from perdure.workspaces.shutdown import Shutdown, StopOrder
 from perdure.workspaces.store import Change
 from perdure.workspaces.tools import Tools
+from perdure.workspaces.uploads import INTERVAL_S as UPLOADS_S
+from perdure.workspaces.uploads import Uploads
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class Upkeep:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
+        self.uploads = Uploads(tools, self._node, self._stored)
+        self.room = Room(tools, self._node, self.owner)
         self._is_closing = False
 
     # ---------------------------------------------------------------------------------------------------------------- life
@@ -66,13 +71,26 @@ class Upkeep:
                 asyncio.create_task(self._every(RECONCILE_S, self.reconcile, None), name="reconcile"),
                 asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
             ]
+            self._loops += self._store_loops()
             self.clean_soon()
+
+    def _store_loops(self) -> list[asyncio.Task[None]]:
+        """What happens where there is an object store."""
+        if self._node.second_home is None:
+            return []
+        uploads = self._every(UPLOADS_S, self.uploads.begin, self.uploads.more)
+        loops = [asyncio.create_task(uploads, name="uploads")]
+        if self._tools.settings.store_collect_s > 0:
+            every = self._every(self._tools.settings.store_collect_s, self.room.collect, None)
+            loops.append(asyncio.create_task(every, name="collect"))
+        return loops
 
     async def shutdown(self, order: StopOrder) -> StopReport:
         """Put everything to sleep, then stop; see ``Shutdown``."""
         self._is_closing = True
         timers, events = self._loops[1:], self._loops[:1]
         await _cancel(timers)
+        await self.uploads.close()
         stop = Shutdown(self._tools, self.operations, self.reconciler, self._owners.values, order)
         report = await stop.run(lambda: _logged(self.reconcile()))
         if not order.now.is_set():
@@ -86,6 +104,7 @@ class Upkeep:
         self._is_closing = True
         for task in (*self._loops, *self._tasks):
             task.cancel()
+        self.uploads.stop()
         for owner in self._owners.values():
             owner.stop()
 
@@ -213,7 +232,13 @@ class Upkeep:
         await self.reconciler.node(self._node)
 
     def clean_soon(self) -> None:
+        """Something was captured, or may have become unwanted."""
         self._dirty.set()
+        self.uploads.soon()
+
+    def _stored(self, workspace_id: WorkspaceId) -> None:
+        if self._tools.settings.store_local_copies == "drop":
+            self._dirty.set()
 
     async def clean(self) -> None:
         """Delete expired lost branches and every snapshot that retention keeps no longer."""
@@ -227,6 +252,8 @@ class Upkeep:
             if not owner.is_busy:  # what it is at may be about to need one of them; the next pass comes
                 await owner.run(partial(self._retain, workspace_id), urgent=True)
         await self.reconciler.reap(self._node)
+        if self._tools.settings.store_local_copies == "drop":
+            await self.room.evict()
 
     async def _retain(self, workspace_id: WorkspaceId) -> None:
         async with self._store.database.transaction() as tx:

@@ -231,6 +231,7 @@ async def test_pages_and_zeros_are_written_where_they_belong(world: World) -> No
         expected[[6, 7, 8, 400]] = 0
         assert np.array_equal(all_memory(machine), expected)
         assert memory.written_pages().tolist() == [0, 1, 5, 6, 7, 8, 300, 400, last]
+        assert set(memory.written_pages().tolist()) <= set(memory.touched_pages().tolist())
         assert np.array_equal(memory.read_pages(pages), expected[pages])
         for ahead, size in ((True, len(pages) + 3), (False, len(pages)), (True, len(pages) - 1)):
             room = make_room(size, ahead=ahead)

@@ -117,7 +117,7 @@ def test_log_and_snapshots(perdure: Run) -> None:
     shown = re.sub(r"\d+ d ago", "N d ago", perdure("show demo").out)
     assert "  stored       7.3 MB besides the image: 5.2 MB memory, 2.1 MB disk; 1 snapshot\n" in shown
     assert "  snapshot     snp_00000000000000000000000002, requested (before), N d ago\n" in shown
-    assert "*  before  requested  head, named, requested  3.1 MB  4.2 MB  7.3 MB  " in perdure("snapshots ls demo").out
+    assert "*  before  requested  local    head, named, requested  3.1 MB  4.2 MB  7.3 MB  " in perdure("snapshots ls demo").out
 
 
 def test_empty_lists_say_what_to_do(perdure: Run, server: FakeServer) -> None:

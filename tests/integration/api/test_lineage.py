@@ -115,11 +115,11 @@ def test_the_command_line(perdure: Run) -> None:
     listing = re.sub(r"\d+ d ago", "N d ago", perdure("snapshot ls demo").out)
     listing = re.sub(r"snp_0+", "snp_", listing)
     assert [re.split(" {2,}", line) for line in listing.splitlines()] == [
-        ["SNAPSHOT", "NAME", "REASON", "KEPT", "OWN", "SHARED", "TOTAL", "MADE", "BRANCHES"],
-        ["snp_2", "first", "requested", "named, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
-        ["snp_3", "second", "requested", "named, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
-        ["snp_4", "fork", "origin", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago", "child"],
-        ["snp_6 *", "requested", "head, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
+        ["SNAPSHOT", "NAME", "REASON", "DURABLE", "KEPT", "OWN", "SHARED", "TOTAL", "MADE", "BRANCHES"],
+        ["snp_2", "first", "requested", "local", "named, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
+        ["snp_3", "second", "requested", "local", "named, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
+        ["snp_4", "fork", "local", "origin", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago", "child"],
+        ["snp_6 *", "requested", "local", "head, requested", "3.1 MB", "4.2 MB", "7.3 MB", "N d ago"],
     ]
     told = perdure("configure demo --keep-snapshots default --idle-timeout-s 0").out
     assert told.startswith("demo never sleeps by itself, a checkpoint every 60 s, keeps its last snapshot")

@@ -63,12 +63,12 @@ async def test_the_indexer_holds_a_tree_in_memory_and_answers(tmp_path: Path) ->
             await ask(port, "GET", "/file", path="../secret")
 
 
-async def test_the_holder_grows_and_changes_what_it_holds() -> None:
+async def test_the_holder_grows_changes_and_drops_what_it_holds() -> None:
     with running("holder.py") as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for command, answer in ((b"grow 3\n", b"ok 3\n"), (b"change 5\n", b"ok 3\n"), (b"grow 1\n", b"ok 4\n")):
+        for command, held in ((b"grow 3\n", 3), (b"change 5\n", 3), (b"grow 1\n", 4), (b"drop 2\n", 2), (b"change 3\n", 2)):
             writer.write(command)
-            assert await reader.readline() == answer
+            assert await reader.readline() == b"ok %d\n" % held
         writer.close()
 
 

@@ -57,3 +57,9 @@ def test_a_row_prints_what_scripts_rely_on_and_only_the_median_is_judged() -> No
         "goal": "<= 20 ms", "met": True, "note": "",
     }  # fmt: skip
     assert (p95.public()["met"], p95.public()["ratio"], p95.public()["goal"]) == (None, 3.0, None)
+
+
+def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
+    row = Row("cold", None, "ms", Baseline("warm", 5), Goal(times=3), "it takes root")
+    told = row.public()
+    assert (told["value"], told["ratio"], told["met"], told["note"]) == (None, None, None, "it takes root")

@@ -71,6 +71,12 @@ def test_written_pages_are_found_and_read(mapped: Mapped) -> None:
     assert not content[:, 8:].any()
 
 
+def test_touched_pages_are_those_that_were_read_too(mapped: Mapped) -> None:
+    touched = set(mapped.memory.touched_pages().tolist())
+    assert {*TOUCHED, 2} <= touched
+    assert len(touched) < 200, "some neighbours in the page cache are mapped along, not all the rest"
+
+
 def test_pages_that_were_not_written_are_the_files(mapped: Mapped) -> None:
     (page,) = mapped.memory.read_pages(np.array([2], dtype=np.uint32))
     assert bytes(page[:9]) == b"base page"

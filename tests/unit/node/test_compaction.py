@@ -1,9 +1,10 @@
-"""When sleeping snapshots are compacted, and how a wake gets past it. The rewrite itself is tested with the snapshots."""
+"""When sleeping snapshots are compacted or rebased, and how a wake gets past it. The work itself is tested with the snapshots."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,12 +14,26 @@ from perdure.core.ids import SnapshotId
 from perdure.node import compaction
 from perdure.node.compaction import Compaction
 
-ONE, TWO = SnapshotId("snp_1"), SnapshotId("snp_2")
+ONE, TWO, THREE = SnapshotId("snp_1"), SnapshotId("snp_2"), SnapshotId("snp_3")
+LARGE = 400 << 8  # pages of 400 MiB
 
 
 class Store:
-    def manifest(self, snapshot_id: SnapshotId) -> SnapshotId:
-        return snapshot_id
+    """Snapshots of 512 MiB of which so many pages are changed."""
+
+    def __init__(self, pages: int = 0) -> None:
+        self.pages = pages
+
+    def manifest(self, snapshot_id: SnapshotId) -> Any:
+        return SimpleNamespace(facts=lambda: self._facts(snapshot_id))
+
+    def complete(self) -> list[Any]:
+        return [self._facts(ONE, "a"), self._facts(TWO, "a"), self._facts(THREE, "b")]
+
+    def _facts(self, snapshot_id: SnapshotId, workspace: str = "a") -> Any:
+        return SimpleNamespace(
+            snapshot_id=snapshot_id, workspace_id=workspace, pages=self.pages, size=SimpleNamespace(memory_mib=512)
+        )
 
 
 class Rewriter:
@@ -47,11 +62,11 @@ async def rewriter(monkeypatch: pytest.MonkeyPatch) -> Rewriter:
     return rewriter
 
 
-def make() -> Compaction:
+def make(pages: int = 0) -> Compaction:
     async def base_of(_manifest: object) -> Any:
         return object()
 
-    return Compaction(cast("Any", Store()), base_of)
+    return Compaction(cast("Any", Store(pages)), base_of, 512)
 
 
 async def test_what_fell_asleep_is_compacted_once(rewriter: Rewriter) -> None:
@@ -97,3 +112,94 @@ async def test_a_damaged_snapshot_does_not_stop_the_others(rewriter: Rewriter, e
     work.sleeps(TWO)
     assert await work.run_once() == 0
     assert rewriter.seen == [ONE, TWO]
+
+
+# ------------------------------------------------------------------------------------------------------------------- rebase
+
+
+class Rebaser:
+    """Stands in for ``rebase``: writes until it is enough, and then takes its time."""
+
+    def __init__(self) -> None:
+        self.seen: list[SnapshotId] = []
+        self.begun = asyncio.Event()
+        self.told = threading.Event()
+        self.go = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, _store: object, snapshot_id: SnapshotId, _base: object, enough: threading.Event) -> bool:
+        self.seen.append(snapshot_id)
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert enough.wait(30)
+        self.told.set()
+        assert self.go.wait(30)
+        return False
+
+
+@pytest.fixture
+async def rebaser(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Rebaser:
+    rewriter.go.set()
+    rebaser = Rebaser()
+    monkeypatch.setattr(compaction, "rebase", rebaser)
+    return rebaser
+
+
+async def test_what_is_too_different_from_its_base_is_rebased_and_nothing_else(rebaser: Rebaser, rewriter: Rewriter) -> None:
+    small, large = make(), make(LARGE)
+    small.sleeps(ONE)
+    await small.run_once()
+    assert (rebaser.seen, rewriter.seen) == ([], [ONE])
+    large.sleeps(TWO)
+    running = asyncio.create_task(large.run_once())
+    await rebaser.begun.wait()
+    rebaser.go.set()
+    await large.out_of_the_way(TWO)
+    await running
+    assert (rebaser.seen, rewriter.seen) == ([TWO], [ONE])
+
+
+async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Rebaser) -> None:
+    work = make(LARGE)
+    work.sleeps(ONE)
+    running = asyncio.create_task(work.run_once())
+    await rebaser.begun.wait()
+    assert not await work.out_of_the_way(TWO), "nothing was to be done for that one"
+    assert not rebaser.told.is_set()
+    async with asyncio.timeout(5):
+        assert await work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
+    assert await asyncio.to_thread(rebaser.told.wait, 30)
+    assert not running.done()
+    rebaser.go.set()
+    await running
+
+
+async def test_what_waits_is_known_to_be_undone(rebaser: Rebaser) -> None:
+    work = make(LARGE)
+    work.sleeps(ONE)
+    assert await work.out_of_the_way(ONE)
+    assert not await work.out_of_the_way(ONE)
+    assert await work.run_once() == 0
+    assert rebaser.seen == []
+
+
+async def test_the_end_of_the_node_ends_a_rebase(rebaser: Rebaser) -> None:
+    work = make(LARGE)
+    work.start()
+    running = asyncio.create_task(work.run_once())
+    await rebaser.begun.wait()
+    closing = asyncio.create_task(work.close())
+    assert await asyncio.to_thread(rebaser.told.wait, 30)
+    done, _ = await asyncio.wait([closing], timeout=0.05)
+    assert not done, "the store must not be given away while it writes"
+    rebaser.go.set()
+    await closing
+    running.cancel()
+
+
+async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebaser: Rebaser) -> None:
+    rebaser.go.set()
+    for pages, wanted in ((0, set[SnapshotId]()), (LARGE, {TWO, THREE})):
+        work = make(pages)
+        work.start()
+        assert set(work._waiting) == wanted
+        await work.close()

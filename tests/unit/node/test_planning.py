@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.core.ids import DEFAULT_TENANT, SnapshotId, WorkspaceId
+from perdure.core.ids import DEFAULT_TENANT, BaseId, SnapshotId, WorkspaceId
 from perdure.machines.fingerprint import fingerprint
 from perdure.machines.guestlink_hooks import HookLimits
 from perdure.node.goldens import Origin
 from perdure.node.starting import Starter
-from perdure.snapshots.manifest import BaseRef, FileFact, Manifest, MemoryFacts
+from perdure.snapshots.manifest import BaseFact, BaseRef, FileFact, Manifest, MemoryFacts
 from perdure.wire.node import FromSnapshot, Identity, MachineSize, MemoryFate, StartSpec
 
 SIZE = MachineSize(512, 1)
@@ -82,3 +82,9 @@ async def test_parts_that_one_side_does_not_know_are_named_too() -> None:
 async def test_a_snapshot_without_memory_says_so() -> None:
     plan = await starter(replace(MANIFEST, memory=None)).plan(SPEC)
     assert (plan.with_memory, plan.memory, plan.reason) == (False, MemoryFate.LOST, "no-memory-in-snapshot")
+
+
+async def test_a_snapshot_on_its_own_base_needs_no_older_golden() -> None:
+    own = replace(BASE, golden=None, private=BaseFact(BaseId("bas_1"), 512 << 20, 0, "0"))
+    plan = await starter(replace(MANIFEST, memory=replace(MEMORY, base=own))).plan(SPEC)
+    assert (plan.with_memory, plan.memory, plan.reason) == (True, MemoryFate.KEPT, "")

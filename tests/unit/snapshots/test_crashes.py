@@ -14,10 +14,10 @@ import pytest
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots.alive import is_alive, process_started
 from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import LiveRecord, Manifest, explain_mismatch
 from perdure.snapshots.start import begin
-from perdure.snapshots.store import is_alive, process_started
 from perdure.wire.node import SnapshotFacts
 from tests.fakes.disk import Crash, RecordingDisk
 from tests.fakes.tiny_machine import TinyMachine, TinyMemory

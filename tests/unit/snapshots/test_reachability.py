@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from perdure.snapshots.capture import CaptureRequest, MachineRun
 from perdure.snapshots.compact import compact
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, LiveRecord, Manifest
+from perdure.snapshots.rebase import rebase
 from perdure.snapshots.segments import segment_file
 from perdure.snapshots.weight import weigh
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
@@ -154,7 +156,24 @@ class Story:
     async def squeeze(self, who: WorkspaceId, number: int) -> None:
         chosen = self.pick(number)
         if chosen is not None:
-            compact(self.node.store, chosen, self.node.base.ram)
+            compact(self.node.store, chosen, self.node.base_of(chosen).ram)
+
+    async def settle(self, who: WorkspaceId, number: int) -> None:
+        """A rebase: done, cut short, or on a disk that fills up at some write."""
+        chosen = self.pick(number)
+        if chosen is None:
+            return
+        enough = threading.Event()
+        if number % 5 == 0:
+            enough.set()
+        self.disk.fails_in = number % 7 if number % 4 == 0 else None
+        try:
+            done = rebase(self.node.store, chosen, self.node.base_of(chosen).ram, enough)
+            assert not (done and enough.is_set())
+        except NoSpace:
+            assert self.disk.fails_in == 0
+        finally:
+            self.disk.fails_in = None
 
     async def die(self, who: WorkspaceId, number: int) -> None:
         """The machine is lost; its newer disk is kept."""
@@ -203,6 +222,8 @@ class Story:
             names |= {f"snapshots/{path.name}/{name}" for name in files}
             names |= {f"disks/{disk_file(layer.disk_id)}" for layer in manifest.layers}
             names |= {f"segments/{segment_file(name)}" for name in (manifest.memory.segments if manifest.memory else ())}
+            if manifest.memory is not None and manifest.memory.base.private is not None:
+                names.add(f"bases/{manifest.memory.base.private.base_id}.ram")
         return names
 
     def _held(self) -> set[str]:
@@ -215,6 +236,7 @@ class Story:
             pins = run._pinned()
             names |= {f"segments/{segment_file(name)}" for name in pins.segments}
             names |= {f"disks/{disk_file(name)}" for name in pins.disks}
+            names |= {f"bases/{name}.ram" for name in pins.bases}
         return names
 
     async def check_content(self) -> None:
@@ -232,10 +254,17 @@ class Story:
 
 STEPS: dict[str, Callable[..., Any]] = {
     name: getattr(Story, name)
-    for name in ("wake", "write", "checkpoint", "hibernate", "fail", "delete", "squeeze", "die", "stop", "restart")
+    for name in ("wake", "write", "checkpoint", "hibernate", "fail", "delete", "squeeze", "settle", "die", "stop", "restart")
 }
 #: What makes files is drawn more often than what ends everything.
-NAMES = ["wake"] * 4 + ["write"] * 5 + ["checkpoint"] * 4 + ["hibernate"] * 2 + ["delete"] * 3 + ["squeeze", "fail", *STEPS]
+NAMES = (
+    ["wake"] * 4
+    + ["write"] * 5
+    + ["checkpoint"] * 4
+    + ["hibernate"] * 2
+    + ["delete"] * 3
+    + ["squeeze", "fail", "settle", "settle", *STEPS]
+)
 MOVES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(WORKSPACES), st.integers(0, 10**6)), min_size=5, max_size=40)
 
 

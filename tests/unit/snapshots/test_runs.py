@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perdure.core.errors import Conflict, CorruptSnapshot, InvalidRequest, MachineFailed, NoSpace, NotFound, StaleGeneration
+from perdure.core.errors import (
+    Conflict,
+    CorruptSnapshot,
+    InvalidRequest,
+    MachineDied,
+    MachineFailed,
+    NoSpace,
+    NotFound,
+    StaleGeneration,
+)
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
 from perdure.snapshots.capture import Base, CaptureRequest
@@ -371,3 +381,46 @@ async def test_a_long_wake_does_not_grow_the_log(node: Node, monkeypatch: pytest
     run.end()
     _, woken = await node.wake(2, head)
     assert np.array_equal(woken.memory.ram, machine.memory.ram)
+
+
+async def test_a_large_hibernation_copies_nothing_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands still is read while it is recorded; the machine must live until then, and loses nothing if the disk is full."""
+    monkeypatch.setattr("perdure.snapshots.capture.REHEARSED_PAGES_MAX", 50)
+    run, machine = await node.wake(1)
+    machine.write_memory(slice(0, 200), np.random.default_rng(4).integers(0, 255, (200, PAGE_SIZE), np.uint8))
+    await run.rehearse(machine, threading.Event())  # type: ignore[arg-type]
+    reads = []
+    read = machine.memory.read_pages
+    monkeypatch.setattr(machine.memory, "read_pages", lambda pages, room=None: reads.append(len(pages)) or read(pages, room))
+    name = snapshot_id()
+    await run.ready(machine, name, goes_on=False)  # type: ignore[arg-type]
+    captured = await run.capture(machine, CaptureRequest(name, NOW, True, goes_on=False))  # type: ignore[arg-type]
+    assert reads == []
+    facts = run.commit(captured, 0.1)
+    assert sum(reads) == 200
+    run.end()
+    again, woken = await node.wake(2, facts.snapshot_id)
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    assert (await capture(again, woken, goes_on=False)).memory_bytes == 0
+
+
+async def test_a_machine_that_dies_during_a_large_hibernation_leaves_no_snapshot(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.snapshots.capture.REHEARSED_PAGES_MAX", 50)
+    run, machine = await node.wake(1)
+    first = await capture(run, machine)
+    machine.write_memory(slice(0, 200), 3)
+    name = snapshot_id()
+    await run.ready(machine, name, goes_on=False)  # type: ignore[arg-type]
+    captured = await run.capture(machine, CaptureRequest(name, NOW, True, goes_on=False))  # type: ignore[arg-type]
+
+    def dead(*_: object) -> None:
+        raise MachineDied("It has ended.")
+
+    monkeypatch.setattr(machine.memory, "read_pages", dead)
+    with pytest.raises(MachineDied):
+        run.commit(captured, 0.1)
+    assert [facts.snapshot_id for facts in node.store.complete()] == [first.snapshot_id]
+    assert not (node.store.snapshots / name).exists()
+    run.end()

@@ -35,6 +35,14 @@ async def name_snapshot(ref: str, snapshot: str, body: public.NameSnapshot, call
     return render.snapshot(await call.workspaces.name_snapshot(call.ctx, ref, snapshot, body.name))
 
 
+@router.post("/{ref}/snapshots/{snapshot}/push")
+async def push_snapshot(ref: str, snapshot: str, call: Call, body: public.PushSnapshot | None = None) -> public.SnapshotInfo:
+    """Upload a snapshot now and answer when the object store has it. 504 after the deadline, while the upload goes on; another
+    error says why it failed, and it is tried again by itself. 409 on a server without an object store."""
+    deadline_s = body.deadline_s if body else None
+    return render.snapshot(await call.workspaces.push_snapshot(call.ctx, ref, snapshot, deadline_s=deadline_s))
+
+
 @router.delete("/{ref}/snapshots/{snapshot}")
 async def remove_snapshot(ref: str, snapshot: str, call: Call) -> public.SnapshotInfo:
     """Remove a snapshot. 409 with the reason when a workspace wakes from it or was forked from it, or something needs it."""

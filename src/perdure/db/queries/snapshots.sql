@@ -1,7 +1,7 @@
 -- name: insert_pending
 -- Intent: written before the node is asked to make it. No row when the workspace has moved on.
 insert into snapshots (id, tenant_id, workspace_id, origin_id, node_id, state, parent_id, name, reason, generation)
-select %(id)s, w.tenant_id, w.id, w.id, w.node_id, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
+select %(id)s, w.tenant_id, w.id, w.id, %(node_id)s, 'pending', w.head_snapshot_id, %(name)s, %(reason)s, w.generation
 from workspaces w
 where w.id = %(workspace_id)s and w.generation = %(generation)s and w.state <> 'deleted'
 returning id;
@@ -21,11 +21,14 @@ returning *;
 
 -- name: of_workspace
 -- Complete ones, oldest first.
-select * from snapshots where workspace_id = %(workspace_id)s and state = 'complete' order by created_at, id;
+select s.*, i.durable_at as stored_at
+from snapshots s left join store_items i on i.scope = s.tenant_id and i.name = s.id and i.state = 'durable'
+where s.workspace_id = %(workspace_id)s and s.state = 'complete' order by s.created_at, s.id;
 
 -- name: by_ref
 -- One that a workspace may start or fork from, by id or name: its own, or the one it was forked from.
-select s.* from snapshots s
+select s.*, i.durable_at as stored_at
+from snapshots s left join store_items i on i.scope = s.tenant_id and i.name = s.id and i.state = 'durable'
 where s.state = 'complete' and s.tenant_id = %(tenant_id)s
   and ((s.workspace_id = %(workspace_id)s and (s.id = %(ref)s or s.name = %(ref)s))
        or (s.id = %(ref)s and exists (select 1 from workspaces w where w.id = %(workspace_id)s
@@ -37,8 +40,11 @@ select id, tenant_id, workspace_id, state, reason, name, generation, created_at 
 where node_id = %(node_id)s order by created_at, id;
 
 -- name: unfinished
--- Pending ones of a workspace.
-select id, reason, name, generation from snapshots where workspace_id = %(workspace_id)s and state = 'pending' order by created_at, id;
+-- Pending ones of a workspace on its node.
+select s.id, s.reason, s.name, s.generation from snapshots s
+where s.workspace_id = %(workspace_id)s and s.state = 'pending'
+  and s.node_id = (select w.node_id from workspaces w where w.id = s.workspace_id)
+order by s.created_at, s.id;
 
 -- name: deleting
 -- What the node must still delete.

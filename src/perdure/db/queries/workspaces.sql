@@ -53,7 +53,9 @@ order by name;
 -- name: standing
 -- What a reconciler looks at: everything of a node that is not deleted.
 select w.id, w.state, w.generation, w.head_snapshot_id,
-       exists (select 1 from snapshots s where s.workspace_id = w.id and s.state = 'pending') as has_unfinished
+       exists (select 1 from snapshots s where s.workspace_id = w.id and s.node_id = w.node_id and s.state = 'pending') as has_unfinished,
+       exists (select 1 from store_items i
+               where i.scope = w.tenant_id and i.name = w.head_snapshot_id and i.state = 'durable') as is_stored
 from workspaces w
 where w.node_id = %(node_id)s and w.state <> 'deleted'
 order by w.id;

@@ -2,8 +2,9 @@
 
     python3 holder.py PORT
 
-One line in, one line out, over TCP: ``grow MIB`` holds that much more, ``change MIB`` overwrites that much of what it holds. The
-bytes are random, so that neither compression nor comparison can make a benchmark look better than it is.
+One line in, one line out, over TCP: ``grow MIB`` holds that much more, ``change MIB`` overwrites that much of what it holds, and
+``drop MIB`` gives that much back. The bytes are random, so that neither compression nor comparison can make a benchmark look
+better than it is.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Held:
             elif command == "change":
                 self._fill(self.blocks[self.turn % len(self.blocks)])
                 self.turn += 1
+            elif command == "drop":
+                self.blocks.pop()
         return f"ok {len(self.blocks)}\n"
 
     @staticmethod

@@ -168,6 +168,15 @@ class AsyncClient:
             if event.type != "heartbeat":
                 yield event
 
+    async def backup(self, to: str, *, with_master_key: bool = False) -> AsyncIterator[public.BackupEvent]:
+        """Back up the whole server into a directory on its machine (absolute), or s3://, gs:// or az:// with a prefix, while it
+        works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it."""
+        body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key)
+        async for line in self.events(_core.post("/v1/backups", body.model_dump(mode="json"))):
+            event = _core.backup_event(line)
+            if event.type != "heartbeat":
+                yield event
+
     async def build_image(
         self,
         recipe: str | None = None,

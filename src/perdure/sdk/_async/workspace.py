@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
-from perdure.core.errors import AlreadyExists, PerdureError
+from perdure.core.errors import AlreadyExists, Conflict, DeadlineExceeded, PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import default_async_client
 from perdure.sdk._async.client import AsyncClient
@@ -115,15 +116,22 @@ class AsyncWorkspace:
         self.info, self.report = answer.workspace, answer.report
         return answer.report
 
-    async def sleep(self) -> public.SnapshotInfo:
-        """Hibernate it: memory, files and processes are kept, nothing of it runs. The next call of any kind wakes it."""
+    async def sleep(self, *, durable: Literal["local", "store"] = "local") -> public.SnapshotInfo:
+        """Hibernate it: memory, files and processes are kept, nothing of it runs. The next call of any kind wakes it.
+
+        With ``durable="store"`` it also waits until the object store has the snapshot, as ``push_snapshot`` does.
+        """
         answer = await self.fetch(_core.post(self._path("sleep"), repeatable=True), public.AsleepAnswer)
         self.info = answer.workspace
-        return answer.snapshot
+        return await self._durable(answer.snapshot, durable)
 
-    async def checkpoint(self, name: str | None = None) -> public.SnapshotInfo:
-        """Record it while it runs; it pauses for some milliseconds."""
-        return await self.fetch(_core.post(self._path("checkpoint"), {"name": name} if name else {}), public.SnapshotInfo)
+    async def checkpoint(self, name: str | None = None, *, durable: Literal["local", "store"] = "local") -> public.SnapshotInfo:
+        """Record it while it runs; it pauses for some milliseconds. ``durable`` as for ``sleep``."""
+        call = _core.post(self._path("checkpoint"), {"name": name} if name else {})
+        return await self._durable(await self.fetch(call, public.SnapshotInfo), durable)
+
+    async def _durable(self, snapshot: public.SnapshotInfo, durable: str) -> public.SnapshotInfo:
+        return await self.push_snapshot(snapshot.id) if durable == "store" else snapshot
 
     async def fork(
         self, count: int = 1, *, snapshot: str | None = None, names: Sequence[str] = ()
@@ -212,6 +220,25 @@ class AsyncWorkspace:
         body = _core.checked(public.NameSnapshot, name=name)
         call = Call("PATCH", _core.snapshot_path(self.id, snapshot), body=body.model_dump(mode="json"), repeatable=True)
         return await self.fetch(call, public.SnapshotInfo)
+
+    async def push_snapshot(self, snapshot: str | None = None, *, deadline_s: float | None = None) -> public.SnapshotInfo:
+        """Wait until the object store has a snapshot, by id or name (None: what it wakes from), which is uploaded at once.
+
+        Raises DeadlineExceeded when that takes longer, Conflict where there is no store, or why the upload failed; either way it
+        goes on in the background, and the snapshot is durable on its node. Does not wake it.
+        """
+        wanted = snapshot or (await self.refresh()).head_snapshot_id
+        if wanted is None:
+            raise Conflict(f"Workspace {self.name!r} has no snapshot yet.", hint="Put it to sleep, or take a checkpoint.")
+        path = f"{_core.snapshot_path(self.id, wanted)}/push"
+        ends_at = None if deadline_s is None else time.monotonic() + deadline_s
+        while True:
+            left_s = _core.PUSH_WAIT_S if ends_at is None else max(0.0, min(_core.PUSH_WAIT_S, ends_at - time.monotonic()))
+            try:
+                return await self.fetch(_core.post(path, {"deadline_s": left_s}), public.SnapshotInfo)
+            except DeadlineExceeded:
+                if ends_at is not None and time.monotonic() >= ends_at:
+                    raise
 
     async def remove_snapshot(self, snapshot: str) -> public.SnapshotInfo:
         """Remove a snapshot (by id or name). Raises Conflict with the reason when a workspace stands on it."""

@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.snapshots.objects.manifest import ItemManifest, read_manifest
 from perdure.snapshots.objects.packs import HEAD, ChunkReader, PackIndex, Place
@@ -64,9 +65,11 @@ class Collector:
         epoch = await catalogue.advance(scope)
         listed, manifests = await remote.listed(scope)  # before any row is read: what is listed has had its row by then
         doomed = await catalogue.condemn(scope, epoch)
+        crashpoint(CrashPoint.COLLECT_CONDEMNED)
         ids = [pack.pack_id for pack in doomed]
         await remote.objects.delete([pack_name(scope, pack_id) for pack_id in ids])
         remote.forget(ids)
+        crashpoint(CrashPoint.COLLECT_DELETED)
         await catalogue.drop(ids)
         strays = await catalogue.strays(scope, epoch, sorted(set(listed) - set(ids)), manifests)
         await remote.objects.delete([_stray_name(scope, name) for name in strays])
@@ -96,11 +99,14 @@ class Collector:
                 continue
             copied.append(one)
         new = await packing.flush()
-        return [
+        crashpoint(CrashPoint.COLLECT_COPIED)
+        replaced = [
             one
             for one in copied
             if await self._catalogue.replace(item.key, item.attempt, one.pack.pack_id, new if one.places else None, seen)
         ]
+        crashpoint(CrashPoint.COLLECT_REPLACED)
+        return replaced
 
     async def _read_all(self, scope: Scope) -> tuple[dict[ItemKey, ItemManifest], dict[PackId, set[ItemKey]]]:
         """The manifests of a scope, and who holds which pack. An item whose manifest cannot be read keeps all it holds."""

@@ -18,7 +18,7 @@ from perdure.snapshots.objects.chunks import BLOCK, Chunk, Kind
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile, read_manifest
 from perdure.snapshots.objects.packs import ChunkReader, Place, joined
 from perdure.snapshots.objects.remote import Remote, manifest_name, missing, pack_name
-from perdure.wire.objects import Catalogue, ItemKey, ItemState, Pack, PackId, Scope
+from perdure.wire.objects import ItemKey, ItemState, Pack, PackId, Rows, Scope
 
 _CHUNKS_AT_ONCE = 256
 _READS_AT_ONCE = 8
@@ -55,7 +55,7 @@ class Survey:
 
 
 class Downloader:
-    def __init__(self, remote: Remote, catalogue: Catalogue) -> None:
+    def __init__(self, remote: Remote, catalogue: Rows) -> None:
         self._remote = remote
         self._catalogue = catalogue
 

@@ -1,8 +1,9 @@
 """Snapshots between their two homes: from this node's files into the store, and back onto a node that has never seen them.
 
-In the store a snapshot is an item of its tenant, complete in itself but for its image: the layers of its disk and the device
-state in blocks, its memory in regions, and its local manifest among the facts. Its image is another item, which it needs. A node
-that fetches one writes segments of its own; what it then has is the same snapshot, page by page and byte by byte.
+In the store a snapshot is an item of its tenant, complete in itself but for its image: the layers of its disk, the device state
+and the private base of its memory, if it has one, in blocks, its memory in regions, and its local manifest among the facts. Its
+image is another item, which it needs. A node that fetches one writes segments of its own; what it then has is the same snapshot,
+page by page and byte by byte.
 """
 
 from __future__ import annotations
@@ -10,27 +11,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot
 from perdure.core.files import create_file, remove
 from perdure.core.ids import SnapshotId
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots import layers as disk_layers
+from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.bases import check_base
 from perdure.snapshots.capture import mint_segment
 from perdure.snapshots.layers import disk_file
-from perdure.snapshots.manifest import DEVICES, INDEX, BaseRef, DiskFact, FileFact, Manifest, MemoryFacts
+from perdure.snapshots.manifest import DEVICES, INDEX, BaseFact, BaseRef, DiskFact, FileFact, Manifest, MemoryFacts, base_file
 from perdure.snapshots.objects.chunks import REGION_PAGES, Kind, Source, bytes_source, file_source, read_region, regions
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import BaseRam, load, record
-from perdure.snapshots.segments import SegmentWriter, segment_file
+from perdure.snapshots.pagelog import load, record
+from perdure.snapshots.segments import SegmentWriter
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import SnapshotFacts
 from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
@@ -47,9 +52,10 @@ def snapshot_key(manifest: Manifest) -> ItemKey:
 
 
 def image_key(base: BaseRef) -> ItemKey:
-    """An image by its content: what ``base`` names is made once."""
+    """An image by its content: what ``base`` names is made once. The image's digest is in the name, so that rows can say which
+    images somebody uses."""
     named = "\0".join((base.image, base.golden or ""))
-    return ItemKey(IMAGES, f"img-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
+    return ItemKey(IMAGES, f"img-{base.image}-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +68,36 @@ class Mover:
     bases: Bases
     _fetching: asyncio.Lock = field(default_factory=asyncio.Lock)  # two snapshots may bring the same layer
 
-    async def upload(self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = ()) -> tuple[Item, Moved]:
+    async def upload(
+        self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = (), facts: Mapping[str, Any] | None = None
+    ) -> tuple[Item, Moved]:
         """Make a complete snapshot durable in the store. Every byte is checked before it is sent, for a damaged copy is no copy.
 
-        Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it after any failure.
+        ``facts`` is what else is known of it, by name, and must be JSON: what a catalogue is made of that has lost its database
+        (``workspaces.facts``). Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it
+        after any failure.
         """
         with _held(self.store, snapshot_id) as manifest:
             sources = await asyncio.to_thread(self._sources, manifest)
-            facts = {FACT: json.loads(manifest.to_bytes())}
-            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, facts))
+            known = {**(facts or {}), FACT: json.loads(manifest.to_bytes())}
+            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, known))
 
     def _sources(self, manifest: Manifest) -> list[Source]:
         store = self.store
         store.check_disks(manifest, content=True)
         sources = [file_source(disk_file(layer.disk_id), store.disks / disk_file(layer.disk_id)) for layer in manifest.layers]
         if manifest.memory is not None:
-            index, base = store.index(manifest), self.bases(manifest.memory.base)
+            if (own := manifest.private_base) is not None:
+                path = check_base(store.bases, own, content=True)
+                sources.append(file_source(path.name, path))
+            index, base = store.index(manifest), self._base(manifest.memory.base)
             batches = _batches(store.segments, index, base)
             sources.append(bytes_source(DEVICES, store.devices(manifest).read_bytes()))
             sources.append(Source(MEMORY, Kind.REGIONS, index.page_count * PAGE_SIZE, regions(batches, index.zeros)))
         return sources
+
+    def _base(self, ref: BaseRef) -> BaseRam:
+        return self.bases(ref) if ref.private is None else BaseRam(check_base(self.store.bases, ref.private))
 
     async def fetch(self, key: ItemKey) -> SnapshotFacts:
         """Bring a snapshot onto this node; one that is here is left as it is. A crash leaves nothing, or the whole.
@@ -101,21 +117,25 @@ class Mover:
         if told.snapshot_id in known:
             return known[told.snapshot_id]
         writer = SegmentWriter(self.store.segments, mint_segment(), self.store.disk)
-        pins = Pins(frozenset((writer.segment_id,)), frozenset(told.disk_ids))
+        pins = replace(Pins.of(told), segments=frozenset((writer.segment_id,)))
         with _pinned(self.store, pins):
             try:
                 manifest = await self._bring(item, told, writer)
+                crashpoint(CrashPoint.FETCH_WRITTEN)
                 await asyncio.to_thread(self.store.publish, manifest)
             except BaseException:
                 self.store.discard(told.snapshot_id)
                 raise
             finally:
                 writer.close()
+        crashpoint(CrashPoint.FETCH_PUBLISHED)
         return manifest.facts()
 
     async def _bring(self, item: StoredItem, told: Manifest, writer: SegmentWriter) -> Manifest:
         store = self.store
+        crashpoint(CrashPoint.FETCH_BEGUN)
         layers = tuple([await self._layer(item, layer) for layer in told.layers])
+        crashpoint(CrashPoint.FETCH_LAYERS)
         directory = await asyncio.to_thread(store.make_snapshot_dir, told.snapshot_id)
         memory = told.memory
         if memory is not None:
@@ -123,6 +143,8 @@ class Mover:
             data = await asyncio.to_thread((directory / memory.devices.name).read_bytes)
             if disk_layers.digest_of(data) != memory.devices.checksum:
                 raise _differs(item, DEVICES)
+            if memory.base.private is not None:
+                await self._own_base(item, memory.base.private)
             memory = await self._memory(item, memory, writer, directory)
         await asyncio.to_thread(store.disk.sync_dir, directory)
         return replace(told, layers=layers, memory=memory)
@@ -141,8 +163,9 @@ class Mover:
         return fact
 
     def _has_layer(self, told: DiskFact, path: Path) -> bool:
-        """Whether the layer is here. What is only debris of its name is removed."""
-        if self.store.is_frozen(told.disk_id):
+        """Whether the layer is here. What is only debris of its name is removed; one that snapshots here name is not read again,
+        but it must be there."""
+        if self.store.is_frozen(told.disk_id) and _size(path) == told.size:
             return True
         if not path.exists():
             return False
@@ -155,9 +178,25 @@ class Mover:
         remove(path, disk=self.store.disk)
         return False
 
+    async def _own_base(self, item: StoredItem, told: BaseFact) -> None:
+        """One that is here and whole is the same. Another one's file is damaged or debris; a machine that maps it keeps it."""
+        store, path = self.store, self.store.bases / base_file(told.base_id)
+        try:
+            await asyncio.to_thread(check_base, store.bases, told, content=True)
+            return
+        except CorruptSnapshot:
+            await asyncio.to_thread(remove, path, disk=store.disk)
+        await self.downloader.fetch_file(item, path.name, path, disk=store.disk)
+        await asyncio.to_thread(store.disk.chmod, path, 0o444)
+        await asyncio.to_thread(store.disk.sync_dir, store.bases)
+        try:
+            await asyncio.to_thread(check_base, store.bases, told, content=True)
+        except CorruptSnapshot as error:
+            raise _differs(item, path.name) from error
+
     async def _memory(self, item: StoredItem, told: MemoryFacts, writer: SegmentWriter, directory: Path) -> MemoryFacts:
         pages, content = await self._pages(item, told)
-        base = self.bases(told.base)
+        base = self._base(told.base)
         file = item.manifest.file(MEMORY)
         if base.page_count * PAGE_SIZE != file.size:
             raise _differs(item, MEMORY)
@@ -209,8 +248,7 @@ def _held(store: SnapshotStore, snapshot_id: SnapshotId) -> Iterator[Manifest]:
     with ExitStack() as held:
         with store.guard:
             manifest = store.manifest(snapshot_id)
-            segments = frozenset(manifest.memory.segments) if manifest.memory else frozenset()
-            held.enter_context(_pinned(store, Pins(segments, frozenset(manifest.disk_ids))))
+            held.enter_context(_pinned(store, Pins.of(manifest)))
         yield manifest
 
 
@@ -224,7 +262,7 @@ def _pinned(store: SnapshotStore, pins: Pins) -> Iterator[None]:
         yield
     finally:
         store.unpin(pinned)
-        store.sweep([*map(segment_file, pins.segments), *map(disk_file, pins.disks)])
+        store.sweep(pins.files())
 
 
 def _batches(segments: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[PageNumbers, Pages]]:
@@ -240,6 +278,13 @@ def _batches(segments: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[
         order = np.argsort(pages)
         yield pages[order], np.concatenate([part for _, part in parts])[order]
         low = high
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _differs(item: StoredItem, name: str) -> CorruptSnapshot:

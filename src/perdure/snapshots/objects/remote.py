@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from perdure.core.errors import Conflict, CorruptSnapshot, NotFound
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Unavailable
 from perdure.core.ids import mint
 from perdure.snapshots.objects.client import Objects
 from perdure.snapshots.objects.keys import Keyring
@@ -48,6 +48,8 @@ class Remote:
         if found is None or (take and found != owner):
             await self.objects.put(OWNER, json.dumps({"owner": owner}).encode())
             found = await self._owner()
+            if found is None:
+                raise Unavailable(f"The object store acknowledged {OWNER} and does not have it.", hint="Try again.")
         if found != owner:
             raise Conflict(
                 "The object store belongs to another installation.",
@@ -63,7 +65,16 @@ class Remote:
         try:
             return str(json.loads(data)["owner"])
         except (ValueError, KeyError, TypeError) as error:
+            if await self._is_empty():
+                return None  # whoever made it first did not get further
             raise CorruptSnapshot(f"The object {OWNER} of the store is damaged.", internal=str(error)) from error
+
+    async def _is_empty(self) -> bool:
+        """Whether there is nothing but a sign of whose it is."""
+        async for name, _ in self.objects.list(""):
+            if name != OWNER:
+                return False
+        return True
 
     async def index(self, pack: Pack) -> PackIndex:
         """The index of a pack. Raises CorruptSnapshot naming it, also when it is missing."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import CorruptSnapshot, InvalidRequest, Unavailable
 from perdure.snapshots.objects.chunks import Chunk, Source
 from perdure.snapshots.objects.keys import ScopeKeys
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile
 from perdure.snapshots.objects.packs import PackBuilder
 from perdure.snapshots.objects.remote import Remote, manifest_name, pack_name
-from perdure.wire.objects import Catalogue, Item, ItemKey, ItemState, Pack, PackId, PackState
+from perdure.wire.objects import Item, ItemKey, ItemState, Pack, PackId, PackState, Rows
 
 PACK_BYTES = 16 << 20
 _CHUNKS_AT_ONCE = 64
@@ -50,11 +51,24 @@ class Moved:
     sent_bytes: int = 0
 
 
+Watch = Callable[[Moved], Awaitable[None]]
+
+
 class Uploader:
-    def __init__(self, remote: Remote, catalogue: Catalogue, *, pack_bytes: int = PACK_BYTES) -> None:
+    """``watch`` hears, some megabytes apart, what was moved so far, and may take its time."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        catalogue: Rows,
+        *,
+        pack_bytes: int = PACK_BYTES,
+        watch: Callable[[Moved], Awaitable[None]] | None = None,
+    ) -> None:
         self._remote = remote
         self._catalogue = catalogue
         self._pack_bytes = pack_bytes
+        self._watch = watch
 
     async def upload(self, contents: Contents) -> tuple[Item, Moved]:
         """Make an item durable in the store; one that is, is returned at once. Repeat it after any failure.
@@ -65,6 +79,7 @@ class Uploader:
         item = await self._catalogue.begin(contents.key, contents.needs)
         if item.state is ItemState.DURABLE:
             return item, Moved()
+        crashpoint(CrashPoint.UPLOAD_BEGUN)
         packing = Packing(self._remote, self._catalogue, item, pack_bytes=self._pack_bytes)
         await packing.look_around()
         files = [await self._file(packing, source) for source in contents.sources]
@@ -72,8 +87,11 @@ class Uploader:
         manifest = ItemManifest(item.key, item.attempt, tuple(files), tuple(contents.needs), contents.facts)
         data = await asyncio.to_thread(manifest.to_bytes, packing.keys)
         await put(self._remote, manifest_name(item.key, item.attempt), data)
+        crashpoint(CrashPoint.UPLOAD_DESCRIBED)
         fact = (len(data), hashlib.sha256(data).hexdigest())
-        return await self._catalogue.commit(item.key, item.attempt, frozenset(packing.used), fact), packing.moved
+        durable = await self._catalogue.commit(item.key, item.attempt, frozenset(packing.used), fact)
+        crashpoint(CrashPoint.UPLOAD_COMMITTED)
+        return durable, packing.moved
 
     async def _file(self, packing: Packing, source: Source) -> StoredFile:
         numbers: list[int] = []
@@ -83,6 +101,8 @@ class Uploader:
             await packing.add([(chunk_id, content) for _, chunk_id, content in batch])
             numbers.extend(number for number, _, _ in batch)
             ids.extend(chunk_id for _, chunk_id, _ in batch)
+            if self._watch is not None:
+                await self._watch(packing.moved)
         if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
             raise InvalidRequest(f"The chunks of {source.name} do not come in order.")
         return StoredFile(source.name, source.kind, source.size, np.array(numbers, np.uint32), b"".join(ids))
@@ -91,7 +111,7 @@ class Uploader:
 class Packing:
     """Chunks into packs, for one attempt of one item."""
 
-    def __init__(self, remote: Remote, catalogue: Catalogue, item: Item, *, pack_bytes: int = PACK_BYTES) -> None:
+    def __init__(self, remote: Remote, catalogue: Rows, item: Item, *, pack_bytes: int = PACK_BYTES) -> None:
         self.keys = remote.keyring.of(item.key.scope)
         self.used: set[PackId] = set()
         self.moved = Moved()
@@ -179,7 +199,9 @@ class Packing:
         pack, data, index = await asyncio.to_thread(builder.build)
         key, attempt = self._item.key, self._item.attempt
         await self._catalogue.announce(key, attempt, pack)
+        crashpoint(CrashPoint.UPLOAD_ANNOUNCED)
         await put(self._remote, pack_name(pack.scope, pack.pack_id), data)
+        crashpoint(CrashPoint.UPLOAD_SENT)
         await self._catalogue.stored(key, attempt, pack.pack_id)
         self._remote.remember(index)
         self._where |= dict.fromkeys(index.places, pack.pack_id)

@@ -44,6 +44,12 @@ from perdure.wire.node.machines import (
     StartSpec,
     Told,
 )
+from perdure.wire.node.objects import (
+    Fetched,
+    Reclaimed,
+    SecondHome,
+    Sent,
+)
 from perdure.wire.node.protocol import (
     LeaseAuthority,
     Node,
@@ -82,6 +88,7 @@ __all__ = [
     "ExecOutput",
     "ExecSpec",
     "ExecStarted",
+    "Fetched",
     "FileInfo",
     "FileKind",
     "FileWritten",
@@ -102,6 +109,9 @@ __all__ = [
     "NodeEvent",
     "NodeEventKind",
     "NodeUsage",
+    "Reclaimed",
+    "SecondHome",
+    "Sent",
     "SnapshotFacts",
     "StartReport",
     "StartSource",

@@ -8,6 +8,7 @@ from typing import Protocol
 from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.wire.node.guest import Guest
 from perdure.wire.node.machines import StartReport, StartSpec
+from perdure.wire.node.objects import SecondHome
 from perdure.wire.node.snapshots import (
     Activity,
     CaptureSpec,
@@ -33,6 +34,11 @@ class Node(Protocol):
     """A machine that runs workspaces."""
 
     node_id: NodeId
+
+    @property
+    def second_home(self) -> SecondHome | None:
+        """The object store as this node reaches it; None where none is configured."""
+        ...
 
     async def start(self, spec: StartSpec) -> StartReport:
         """Make the workspace awake: returns after this generation's handshake. On failure nothing of it remains running."""

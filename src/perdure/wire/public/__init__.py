@@ -7,6 +7,7 @@ ignore unknown ones. Streams are NDJSON: one event per line, with ``heartbeat`` 
 
 from __future__ import annotations
 
+from perdure.wire.public.backups import BackupEvent, BackupInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
     GENERATION_HEADER,
     HEARTBEAT_S,
@@ -78,6 +79,7 @@ from perdure.wire.public.workspaces import (
     KeepAwake,
     Log,
     LogEntry,
+    PushSnapshot,
     RecoverWorkspace,
     ReportAnswer,
     ResizeWorkspace,
@@ -85,6 +87,8 @@ from perdure.wire.public.workspaces import (
     RewindWorkspace,
     SnapshotInfo,
     TreeNode,
+    UploadInfo,
+    UploadState,
     WakeWorkspace,
     WorkspaceInfo,
     WorkspaceKind,
@@ -103,6 +107,8 @@ __all__ = [
     "Answer",
     "AsleepAnswer",
     "AwakeAnswer",
+    "BackupEvent",
+    "BackupInfo",
     "Base64",
     "Body",
     "BuildEvent",
@@ -137,11 +143,15 @@ __all__ = [
     "KeepAwake",
     "Log",
     "LogEntry",
+    "MakeBackup",
     "NameSnapshot",
     "PrunedImages",
+    "PushSnapshot",
     "RecoverWorkspace",
+    "RecoveredInfo",
     "ReportAnswer",
     "ResizeWorkspace",
+    "RestoredInfo",
     "ResumeReport",
     "RewindWorkspace",
     "Seconds",
@@ -154,6 +164,8 @@ __all__ = [
     "Text",
     "TreeNode",
     "TrialInfo",
+    "UploadInfo",
+    "UploadState",
     "VerifiedSnapshot",
     "VerifyEvent",
     "VerifySnapshots",

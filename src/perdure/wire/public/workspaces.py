@@ -129,10 +129,33 @@ class ResumeReport(Answer):
     at: datetime
     problems: list[str] = Field(default_factory=list)  # what the guest could not repair, a sentence each
     kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
+    restored_from: Literal["node", "store"] = "node"  # store: its files had to be fetched from the object store
+    fetched_bytes: int = 0
     hooks: list[HookInfo] = Field(default_factory=list)
 
 
+class UploadState(StrEnum):
+    WAITING = "waiting"
+    UPLOADING = "uploading"
+    FAILED = "failed"  # it is tried again
+
+
+class UploadInfo(Answer):
+    """How far a snapshot is on its way to the object store: ``read_bytes`` of about ``total_bytes`` were looked at,
+    ``sent_bytes`` were missing. After a failure: what it was, and in how many seconds it is tried again."""
+
+    state: UploadState
+    read_bytes: int
+    sent_bytes: int
+    total_bytes: int
+    error: str
+    retry_s: float | None
+
+
 class SnapshotInfo(Answer):
+    """``durable``: local as soon as it exists, store when the object store has it and any node can wake it. ``upload`` is None
+    for those, and on a server without an object store."""
+
     id: str
     workspace_id: str
     parent_id: str | None
@@ -148,6 +171,8 @@ class SnapshotInfo(Answer):
     pause_s: float
     created_at: datetime
     disk_gib: int | None = None
+    durable: Literal["local", "store"] = "local"
+    upload: UploadInfo | None = None
 
 
 class AwakeAnswer(Answer):
@@ -197,6 +222,12 @@ class ForkResult(Answer):
 
 class ForkAnswer(Answer):
     results: list[ForkResult]
+
+
+class PushSnapshot(Body):
+    """How long to wait; the upload goes on after that."""
+
+    deadline_s: Seconds | None = None
 
 
 class RewindWorkspace(Body):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from perdure.snapshots.objects.chunks import file_source
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.local import Mover, image_key, snapshot_key, snapshot_of
 from perdure.snapshots.objects.upload import Contents
+from perdure.snapshots.rebase import rebase
 from perdure.wire.node import SnapshotFacts
 from perdure.wire.objects import ItemKey, ItemState
 from tests.fakes.catalogue import FakeCatalogue
@@ -201,6 +203,94 @@ async def test_a_crash_at_any_write_of_a_fetch_leaves_nothing_or_all(here: Place
     fetched = await there.mover.fetch(item.key)
     acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
     assert len(disk.states) - since > 8
+    for after in range(since, len(disk.states)):
+        for crash in Crash:
+            await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)
+
+
+async def rebased(node: Node) -> tuple[SnapshotFacts, TinyMachine]:
+    """On a base of its own, with pages that differ from that."""
+    facts, _ = await asleep(node)
+    assert rebase(node.store, facts.snapshot_id, node.base.ram, threading.Event())
+    run, machine = await node.wake(2, facts.snapshot_id)
+    machine.write_memory([5, 250], 8)
+    machine.write_memory([40, 200], 0)
+    machine.devices = 77
+    child = await capture(run, machine, goes_on=False)
+    run.end()
+    return child, machine
+
+
+async def test_a_private_base_goes_with_its_snapshots_and_is_sent_and_kept_once(
+    here: Place, elsewhere: Callable[[], Place]
+) -> None:
+    facts, machine = await rebased(here.node)
+    parent = here.node.store.manifest(facts.snapshot_id).parent_id
+    assert parent is not None
+    _, whole = await here.mover.upload(parent)
+    item, part = await here.mover.upload(facts.snapshot_id)
+    assert part.sent_bytes < whole.sent_bytes / 3
+    there = elsewhere()
+    fetched = await there.mover.fetch(item.key)
+    await wakes_as(there.node, fetched, machine)
+    (base,) = there.node.store.bases.iterdir()
+    assert base.stat().st_mode & 0o777 == 0o444
+    (origin,) = here.node.store.bases.iterdir()
+    assert (base.name, base.read_bytes()) == (origin.name, origin.read_bytes())
+    inode = base.stat().st_ino
+    await there.mover.fetch(ItemKey(TENANT, parent))
+    assert base.stat().st_ino == inode, "the second snapshot uses what the first has brought"
+    there.node.store.verify(parent)
+    there.node.store.delete([facts.snapshot_id])
+    assert base.exists()
+    there.node.store.delete([parent])
+    assert files_of(there.node) == set()
+
+
+async def test_a_damaged_private_base_is_neither_sent_nor_taken(here: Place, elsewhere: Callable[[], Place]) -> None:
+    facts, _ = await rebased(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    (base,) = here.node.store.bases.iterdir()
+    good = base.read_bytes()
+    base.chmod(0o644)
+    base.write_bytes(good[:9000] + bytes([good[9000] ^ 1]) + good[9001:])
+    with pytest.raises(CorruptSnapshot, match=base.name):
+        await here.mover.upload(facts.snapshot_id)
+    there = elsewhere()
+    debris = there.node.store.bases / base.name
+    debris.write_bytes(b"half of it")
+    await there.mover.fetch(item.key)
+    assert debris.read_bytes() == good
+
+
+async def test_a_damaged_private_base_is_mended_by_a_fetch(here: Place) -> None:
+    """Also for the other snapshot on it, which was not fetched."""
+    facts, machine = await rebased(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    (base,) = here.node.store.bases.iterdir()
+    base.chmod(0o644)
+    data = bytearray(base.read_bytes())
+    data[9000] ^= 1
+    base.write_bytes(data)
+    here.node.store.delete([facts.snapshot_id])
+    fetched = await here.mover.fetch(item.key)
+    await wakes_as(here.node, fetched, machine)
+    for one in here.node.store.complete():
+        here.node.store.verify(one.snapshot_id)
+
+
+async def test_a_crash_at_any_write_of_a_fetch_of_a_private_base_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
+    facts, machine = await rebased(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    home = tmp_path / "recorded"
+    home.mkdir()
+    disk = RecordingDisk(home)
+    other = Node(home, disk)
+    other.store.open()
+    there = Place(other, here.home.objects, here.home.catalogue)  # type: ignore[arg-type]
+    since = len(disk.operations)
+    fetched = await there.mover.fetch(item.key)
+    acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
     for after in range(since, len(disk.states)):
         for crash in Crash:
             await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)

@@ -1,0 +1,92 @@
+"""The manifest of a backup. It is written when all it names is there, so a backup exists if and only if its manifest does.
+
+JSON with a checksum over the rest. It names items of the place by scope, name and attempt, with size and checksum of each one's
+own manifest; those name chunks by their content. So whoever has checked this file has a checksum for every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from perdure.core.errors import CorruptData, HostUnfit
+from perdure.wire.objects import ItemKey, Scope
+
+#: Grows when an earlier release could not restore what this one writes.
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item of the backup: which attempt, and what its manifest must be."""
+
+    scope: str
+    name: str
+    attempt: int
+    size: int
+    checksum: str
+
+    @property
+    def key(self) -> ItemKey:
+        return ItemKey(Scope(self.scope), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRecord:
+    """``sealed``: tenants' content is encrypted; ``keys`` are their wrapped keys (base64 by file name), worth nothing without the
+    master key, which is ``master_key`` (base64) if it was asked to be in here. ``key_mark`` tells whether a key is that one."""
+
+    id: str
+    created_at: datetime
+    release: str
+    schema: str
+    postgres: int
+    dump: StoredItem
+    images: tuple[StoredItem, ...]
+    snapshots: tuple[StoredItem, ...]
+    names: dict[str, str]  # of images: name -> digest
+    workspaces: int
+    sealed: bool
+    key_mark: str | None
+    keys: dict[str, str] = field(default_factory=dict)
+    master_key: str | None = None
+    format: int = FORMAT
+
+    @property
+    def items(self) -> tuple[StoredItem, ...]:
+        return (*self.images, *self.snapshots, self.dump)
+
+    def to_bytes(self) -> bytes:
+        plain = json.loads(json.dumps(asdict(self) | {"created_at": self.created_at.isoformat()}))
+        return json.dumps({"checksum": _digest(plain), **plain}, indent=1).encode() + b"\n"
+
+
+def read_record(data: bytes, name: str) -> BackupRecord:
+    """Raises CorruptData naming the backup, or HostUnfit when a newer release has made it."""
+    try:
+        plain: dict[str, Any] = json.loads(data)
+        digest = plain.pop("checksum")
+        if digest != _digest(plain):
+            raise ValueError("its checksum does not hold")
+        made = plain["format"]
+        if made != FORMAT:
+            raise HostUnfit(
+                f"The backup {name} has format {made}, made by Perdure {plain['release']}; this release reads format {FORMAT}.",
+                hint=f"Restore it with Perdure {plain['release']} or a newer one.",
+            )
+        plain["created_at"] = datetime.fromisoformat(plain["created_at"])
+        plain["dump"] = StoredItem(**plain["dump"])
+        for key in ("images", "snapshots"):
+            plain[key] = tuple(StoredItem(**one) for one in plain[key])
+        return BackupRecord(**plain)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(
+            f"The manifest of the backup {name} is damaged: {error}.", hint="Restore another backup of this place (--backup ID)."
+        ) from error
+
+
+def _digest(plain: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

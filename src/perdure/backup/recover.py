@@ -1,0 +1,192 @@
+"""A catalogue without its database: workspaces, snapshots and the store's own rows, made of what the object store holds.
+
+The store is read, and one transaction writes everything; before it, the store is taken over, so that a garbage collection of the
+installation that is gone could not work against it. Nothing is fetched: a workspace's wake does that. Killed at any point, run
+it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from perdure.backup.catalogue import Catalogue, Defaults, Found, catalogue
+from perdure.core.crashpoints import CrashPoint, crashpoint
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, PerdureError
+from perdure.core.ids import DEFAULT_TENANT, NodeId, is_id
+from perdure.db.database import Database, Transaction
+from perdure.journal.entries import canonical
+from perdure.snapshots.objects.download import Downloader, StoredItem, Survey
+from perdure.snapshots.objects.local import snapshot_of
+from perdure.snapshots.objects.remote import Remote, manifest_name
+from perdure.wire.objects import IMAGES, Pack, PackId, Rows, Scope
+from perdure.workspaces.facts import FACT, RECOVERED
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """``incomplete``: items of which parts are missing. ``damaged``: objects that cannot be read, and why."""
+
+    workspaces: tuple[str, ...]
+    snapshots: int
+    nameless: tuple[str, ...]
+    incomplete: tuple[str, ...]
+    damaged: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Into:
+    """Where a catalogue is made: a database that has the schema and nothing else. ``here`` are snapshots that this node has files
+    of: those without a row would be removed by the next start."""
+
+    database: Database
+    node_id: Callable[[], NodeId]
+    defaults: Defaults
+    here: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What the store has of a tenant or of the images. ``rows``: attempt, size and checksum of each item's manifest."""
+
+    scope: Scope
+    items: dict[str, StoredItem] = field(default_factory=dict)
+    rows: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    packs: dict[PackId, Pack] = field(default_factory=dict)
+    attempts: int = 0
+
+
+async def recover(remote: Remote, rows: Rows, into: Into, told: Callable[[str], None]) -> Recovered:
+    """Raises Conflict when the database or the node has more than the store, NotFound for a store without anything of ours, or
+    Unavailable."""
+    database = into.database
+    await _check_empty(database)
+    scopes, incomplete, damaged = [], list[str](), dict[str, str]()
+    found: list[Found] = []
+    for scope in await _scopes(remote):
+        told(scope)
+        try:
+            survey = await Downloader(remote, rows).survey(scope)
+        except PerdureError as error:  # the tenant's key is missing or shredded: the others are not worse for it
+            damaged[scope] = error.message
+            continue
+        damaged |= survey.damaged
+        incomplete += [str(manifest.key) for manifest in survey.incomplete]
+        scopes.append(await _rows(remote, scope, survey, damaged))
+        found += [] if scope == IMAGES else _snapshots(survey, damaged)
+    if not scopes and not damaged:
+        raise NotFound("The object store holds nothing of an installation.", hint="Check PERDURE_STORE_URL.")
+    made = catalogue(found, into.defaults)
+    _check_node(into, made)
+    installation = await database.one("catalogue.installation")
+    assert installation is not None, "the schema has made one"
+    await remote.claim(installation["id"], take=True)
+    crashpoint(CrashPoint.RECOVER_CLAIMED)
+    node = into.node_id()
+    async with database.transaction() as tx:
+        await _check_empty(tx)
+        await tx.one("nodes.register", id=node, tenant_id=DEFAULT_TENANT, lease_s=0.0)
+        await _write(tx, node, made)
+        for one in scopes:
+            await _write_scope(tx, one)
+        await _write_needs(tx, scopes)
+    crashpoint(CrashPoint.RECOVER_COMMITTED)
+    names = tuple(row["name"] for row in made.workspaces)
+    return Recovered(names, len(made.snapshots), tuple(made.nameless), tuple(incomplete), damaged)
+
+
+async def _check_empty(database: Database | Transaction) -> None:
+    row = await database.one("catalogue.is_empty")
+    if row is None or not row["is_empty"]:
+        raise Conflict(
+            "The database is not empty: it has workspaces or snapshots already.",
+            hint="Recover into an empty home (PERDURE_HOME), or an empty database (PERDURE_DATABASE_URL).",
+        )
+
+
+def _check_node(into: Into, made: Catalogue) -> None:
+    more = into.here - {row["id"] for row in made.snapshots}
+    if more:
+        raise Conflict(
+            f"This node has files of {len(more)} snapshots that the object store does not have, such as {min(more)}; a server "
+            "with this catalogue would remove them.",
+            hint="Move the directory 'store' of the home aside, or recover into another home.",
+        )
+
+
+async def _scopes(remote: Remote) -> list[Scope]:
+    """The tenants of which something is there, and the images."""
+    seen = {name.partition("/")[0] async for name, _ in remote.objects.list("")}
+    return [Scope(name) for name in sorted(seen) if name == IMAGES or is_id(name, "ten")]
+
+
+async def _rows(remote: Remote, scope: Scope, survey: Survey, damaged: dict[str, str]) -> _Scope:
+    made = _Scope(scope)
+    sizes, manifests = await remote.listed(scope)
+    made.attempts = max((attempt for _, attempt in manifests), default=0)
+    for item in survey.items:
+        key, attempt = item.manifest.key, item.manifest.attempt
+        data = await remote.objects.get(manifest_name(key, attempt))
+        made.items[key.name] = item
+        made.rows[key.name] = (attempt, len(data), hashlib.sha256(data).hexdigest())
+    for pack_id, size in sizes.items():
+        try:
+            made.packs[pack_id] = await remote.pack_facts(scope, pack_id, size)
+        except (CorruptSnapshot, NotFound) as error:
+            damaged.setdefault(f"{scope}/packs/{pack_id}", error.message)
+    return made
+
+
+def _snapshots(survey: Survey, damaged: dict[str, str]) -> list[Found]:
+    found = []
+    for item in survey.items:
+        try:
+            facts = item.manifest.facts.get(FACT)
+            found.append(Found(snapshot_of(item), facts if isinstance(facts, dict) else {}))
+        except CorruptSnapshot as error:
+            damaged[str(item.manifest.key)] = error.message
+    return found
+
+
+async def _write(tx: Transaction, node: NodeId, made: Catalogue) -> None:
+    for row in made.workspaces:
+        body = canonical({"event": "recovered", "name": row["name"], "head": row["head_snapshot_id"]})
+        values: dict[str, Any] = {**row, "environment": Jsonb(row["environment"]), "metadata": Jsonb(row["metadata"])}
+        detail = f"{RECOVERED[0].upper()}{RECOVERED[1:]}."
+        await tx.one("catalogue.add_workspace", **values, node_id=node, body=body, detail=detail, rewound=RECOVERED)
+    for child, parent in made.parents.items():
+        await tx.run("catalogue.set_parent", id=child, parent_id=parent)
+    for row in made.snapshots:
+        await tx.run("catalogue.add_snapshot", **row, node_id=node)
+
+
+async def _write_scope(tx: Transaction, made: _Scope) -> None:
+    tenant = DEFAULT_TENANT if made.scope == IMAGES else made.scope
+    common = {"scope": made.scope, "tenant_id": tenant}
+    await tx.run("catalogue.add_scope", **common, attempts=made.attempts)
+    for pack in made.packs.values():
+        await tx.run("catalogue.add_pack", **common, id=pack.pack_id, size=pack.size, index_bytes=pack.index_bytes)
+    holds: defaultdict[str, set[PackId]] = defaultdict(set)
+    for name, item in made.items.items():
+        attempt, size, checksum = made.rows[name]
+        await tx.run("catalogue.add_item", **common, name=name, attempt=attempt, size=size, checksum=checksum)
+        holds[name] |= {place.pack_id for place in item.places.values()}
+    for name, packs in holds.items():
+        for pack_id in sorted(packs & made.packs.keys()):
+            await tx.run("catalogue.add_hold", **common, name=name, pack_id=pack_id)
+
+
+async def _write_needs(tx: Transaction, scopes: list[_Scope]) -> None:
+    """When all items are there, of those that are."""
+    known = {item.manifest.key for one in scopes for item in one.items.values()}
+    for one in scopes:
+        tenant = DEFAULT_TENANT if one.scope == IMAGES else one.scope
+        for item in one.items.values():
+            for need in sorted(set(item.manifest.needs) & known):
+                names = {"scope": one.scope, "name": item.manifest.key.name, "tenant_id": tenant}
+                await tx.run("catalogue.add_need", **names, need_scope=need.scope, need_name=need.name)

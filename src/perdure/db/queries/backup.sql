@@ -1,0 +1,81 @@
+-- name: snapshots
+-- Complete snapshots at an instant: what a backup must hold.
+select id, tenant_id, workspace_id from snapshots where state = 'complete' order by id;
+
+-- name: workspaces
+-- Those that are not deleted: a backup needs the images of those that have no snapshot yet, too.
+select id, tenant_id, name, state, generation, image, head_snapshot_id from workspaces where state <> 'deleted' order by id;
+
+-- name: hold
+-- A backup needs these. Whoever is about to remove one of them has come first, and then it is not among the answers, or sees this
+-- row (see ``retention.lock``). In the order of their ids, like everybody's locks.
+with held as (select id, tenant_id from snapshots where id = any(%(ids)s) and state = 'complete' order by id for update)
+insert into snapshot_references (tenant_id, snapshot_id, kind, holder)
+select tenant_id, id, 'backup', %(holder)s from held
+on conflict do nothing
+returning snapshot_id;
+
+-- name: held
+select snapshot_id from snapshot_references where kind = 'backup' and holder = %(holder)s;
+
+-- name: let_go
+-- A backup is done with them, or has failed.
+delete from snapshot_references where kind = 'backup' and holder = %(holder)s;
+
+-- name: let_go_all
+-- Of backups whose server was killed: no backup is under way when a server starts.
+delete from snapshot_references where kind = 'backup';
+
+-- name: forget_strays
+-- After a restore: what the object store held then may be gone from it, and what is there now is another installation's.
+delete from store_strays;
+
+-- name: forget_holds
+delete from store_holds;
+
+-- name: forget_packs
+delete from store_packs;
+
+-- name: forget_needs
+delete from store_needs;
+
+-- name: forget_items
+delete from store_items;
+
+-- name: new_installation
+-- An object store that the earlier life used stays that one's until somebody takes it over on purpose: what it holds may be newer
+-- than the backup, and to a garbage collection it would be strays.
+update installation set id = 'ins_' || replace(gen_random_uuid()::text, '-', '');
+
+-- name: nodes_down
+-- The machines of another life run no workspace of this one.
+update nodes set state = 'down', lease_until = least(lease_until, perdure_now());
+
+-- name: unfinished
+-- Snapshots that were being made or removed at the instant of the backup; their files are not in it.
+select id from snapshots where state <> 'complete';
+
+-- name: moved_snapshots
+-- Everything is on this node now.
+update snapshots set node_id = %(node_id)s;
+
+-- name: unborn
+-- Creates that nobody was told of.
+update workspaces set state = 'deleted', state_detail = %(detail)s, state_changed_at = perdure_now(), node_id = %(node_id)s
+where state = 'creating'
+returning id, journal_append(tenant_id, id, 'deleted', generation, %(body)s) as seq;
+
+-- name: asleep
+-- Every workspace begins a life of its own: asleep (or failed, as it was) at its last snapshot, in a generation that no earlier life
+-- can have reached: those count up from one, or from the second in which they were restored.
+update workspaces
+set state = case when state = 'failed' then state else 'hibernated' end,
+    state_detail = case when state = 'failed' then state_detail else %(detail)s end,
+    generation = greatest(generation + 1, floor(extract(epoch from perdure_now()))::bigint),
+    node_id = %(node_id)s, confinement = null, keep_awake_until = null, rewound = %(rewound)s, state_changed_at = perdure_now()
+where state <> 'deleted'
+returning id, name, state, generation, head_snapshot_id, journal_append(tenant_id, id, 'restored', generation, %(body)s) as seq;
+
+-- name: moved_deleted
+-- Deleted ones keep their history, on this node.
+update workspaces set node_id = %(node_id)s where state = 'deleted';

@@ -1,0 +1,256 @@
+"""The node's half of the object store: implements ``wire.node.SecondHome`` over the snapshot store and the image directory.
+
+Uploads give way: while a workspace is being started they stand still, so that no wake competes with them for the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from perdure.core.errors import CorruptSnapshot, NotFound
+from perdure.core.ids import SnapshotId, TenantId
+from perdure.snapshots.manifest import BaseRef, Manifest
+from perdure.snapshots.objects.collect import Collector
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.local import Bases, Mover, image_key, snapshot_of
+from perdure.snapshots.objects.remote import Remote
+from perdure.snapshots.objects.upload import PACK_BYTES, Moved, Uploader
+from perdure.snapshots.store import SnapshotStore
+from perdure.wire.node import Damage, Fetched, Reclaimed, Sent
+from perdure.wire.objects import Catalogue, Item, ItemKey, ItemState, Scope
+
+#: An upload stands still for so long at most, however many workspaces are started one after the other.
+STANDSTILL_S = 20.0
+
+HERE = Fetched(is_fetched=False)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectParts:
+    """A store and the rows that say what it holds. ``owner`` is this installation."""
+
+    remote: Remote
+    catalogue: Catalogue
+    owner: str
+    pack_bytes: int = PACK_BYTES
+
+
+class Images(Protocol):
+    """What lies below snapshots: ``images.moving.ImageMover``."""
+
+    async def upload(self, base: BaseRef) -> tuple[Item, Moved]: ...
+
+    async def fetch(self, key: ItemKey) -> BaseRef: ...
+
+    def has(self, base: BaseRef) -> bool: ...
+
+
+ImagesOf = Callable[[Uploader, Downloader], Images]
+
+
+class Starts:
+    """How many workspaces are being started, and from which snapshots."""
+
+    def __init__(self) -> None:
+        self._sources: Counter[SnapshotId | None] = Counter()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @contextmanager
+    def one(self, source: SnapshotId | None) -> Iterator[None]:
+        self._sources[source] += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._sources[source] -= 1
+            self._sources += Counter()  # drops what is zero
+            if not self._sources:
+                self._none.set()
+
+    def reads(self, snapshot_id: SnapshotId) -> bool:
+        return self._sources[snapshot_id] > 0
+
+    async def over(self) -> None:
+        """Returns when there are none, or after a while all the same."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STANDSTILL_S):
+                await self._none.wait()
+
+
+class NodeSecondHome:
+    """Implements ``wire.node.SecondHome``."""
+
+    def __init__(self, parts: ObjectParts, store: SnapshotStore, images: ImagesOf, bases: Bases, starts: Starts) -> None:
+        self._parts = parts
+        self._store = store
+        self._images_of = images
+        self._bases = bases
+        self._starts = starts
+        self._downloader = Downloader(parts.remote, parts.catalogue)
+        uploader = Uploader(parts.remote, parts.catalogue)
+        self._images = images(uploader, self._downloader)  # these two only fetch
+        self._mover = Mover(store, uploader, self._downloader, bases)
+        self._collector = Collector(parts.remote, parts.catalogue, parts.owner, pack_bytes=parts.pack_bytes)
+        self._known: set[BaseRef] = set()  # images that were seen to be here
+        self._evicting: dict[SnapshotId, asyncio.Task[int]] = {}
+        self._fetching: dict[SnapshotId, asyncio.Task[Fetched]] = {}
+        self._is_ours = False
+
+    async def close(self) -> None:
+        """Cut off fetches that nobody waits for any more."""
+        for task in list(self._fetching.values()):
+            task.cancel()
+        await asyncio.gather(*self._fetching.values(), *self._evicting.values(), return_exceptions=True)
+
+    async def claim(self) -> None:
+        if not self._is_ours:
+            await self._parts.remote.claim(self._parts.owner)
+            self._is_ours = True
+
+    # ------------------------------------------------------------------------------------------------------------ to the store
+
+    async def upload(self, snapshot_id: SnapshotId, facts: Mapping[str, Any], told: Callable[[Sent], None]) -> Sent:
+        await self.claim()
+        sent = _Sum(told)
+
+        async def watch(moved: Moved) -> None:
+            sent.now(moved)
+            await self._starts.over()
+
+        manifest = self._store.manifest(snapshot_id)
+        remote, catalogue, pack_bytes = self._parts.remote, self._parts.catalogue, self._parts.pack_bytes
+        uploader = Uploader(remote, catalogue, pack_bytes=pack_bytes, watch=watch)
+        images, refs = self._images_of(uploader, self._downloader), _images_of(manifest)
+        for ref in refs:
+            if not await self._is_stored(image_key(ref)):
+                await images.upload(ref)
+                sent.next()
+        mover = Mover(self._store, uploader, self._downloader, self._bases)
+        _, moved = await mover.upload(snapshot_id, sorted(map(image_key, refs)), facts)
+        return sent.now(moved)
+
+    async def _is_stored(self, key: ItemKey) -> bool:
+        try:
+            return (await self._parts.catalogue.item(key)).state is ItemState.DURABLE
+        except NotFound:
+            return False
+
+    # ---------------------------------------------------------------------------------------------------------- from the store
+
+    def has(self, snapshot_id: SnapshotId) -> bool:
+        refs = self._refs_here(snapshot_id)
+        return refs is not None and refs <= self._known and snapshot_id not in self._evicting
+
+    async def fetch(self, snapshot_id: SnapshotId, tenant_id: TenantId, *, afresh: bool = False) -> Fetched:
+        if snapshot_id in self._evicting:
+            await asyncio.wait([self._evicting[snapshot_id]])
+        if not afresh and await self._is_here(snapshot_id):
+            return HERE
+        # Siblings that start from one snapshot find the same damage: what the first has fetched is not thrown away by the second.
+        task = self._fetching.get(snapshot_id)
+        if task is None:
+            work = self._fetch(snapshot_id, tenant_id, afresh=afresh)
+            task = self._fetching[snapshot_id] = asyncio.create_task(work, name=f"fetch-{snapshot_id}")
+            task.add_done_callback(lambda _: self._fetching.pop(snapshot_id, None))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, snapshot_id: SnapshotId, tenant_id: TenantId, *, afresh: bool) -> Fetched:
+        key = ItemKey(Scope(tenant_id), snapshot_id)
+        item = await self._downloader.open(key)
+        refs = _images_of(snapshot_of(item))
+        has_images = True
+        for ref in refs:
+            if not await asyncio.to_thread(self._images.has, ref):
+                has_images = False
+                await self._images.fetch(image_key(ref))
+        if afresh or self._is_damaged(snapshot_id):
+            await asyncio.to_thread(self._store.delete, (snapshot_id,))
+        facts = await self._mover.adopt(item)
+        self._known |= refs
+        snapshot_bytes = facts.memory_total_bytes + facts.disk_total_bytes + facts.device_bytes
+        log.info("fetched from the object store", snapshot=snapshot_id, bytes=snapshot_bytes, with_image=not has_images)
+        return Fetched(is_fetched=True, snapshot_bytes=snapshot_bytes, with_image=not has_images)
+
+    def _refs_here(self, snapshot_id: SnapshotId) -> frozenset[BaseRef] | None:
+        """What a snapshot lies on; None when it is not here, or not readable."""
+        try:
+            return _images_of(self._store.manifest(snapshot_id))
+        except (NotFound, CorruptSnapshot):
+            return None
+
+    def _is_damaged(self, snapshot_id: SnapshotId) -> bool:
+        try:
+            self._store.manifest(snapshot_id)
+        except NotFound:
+            return False
+        except CorruptSnapshot:
+            return True
+        return False
+
+    async def _is_here(self, snapshot_id: SnapshotId) -> bool:
+        """As far as a wake that is about to check everything need know; cheap once its image has been looked at."""
+        refs = self._refs_here(snapshot_id)
+        if refs is None:
+            return False
+        for ref in refs - self._known:
+            if not await asyncio.to_thread(self._images.has, ref):
+                return False
+            self._known.add(ref)
+        return True
+
+    async def verify(self, snapshot_id: SnapshotId, tenant_id: TenantId) -> tuple[Damage, ...]:
+        key = ItemKey(Scope(tenant_id), snapshot_id)
+        try:
+            found = await self._downloader.verify(key)
+        except CorruptSnapshot as error:
+            return (Damage(f"store/{key}", error.message),)
+        return tuple(Damage(f"store/{key}/{one.file}", f"Chunk {one.number} of it cannot be read: {one.why}") for one in found)
+
+    # ---------------------------------------------------------------------------------------------------------------- removal
+
+    async def evict(self, snapshot_id: SnapshotId) -> int:
+        if self._starts.reads(snapshot_id):
+            return 0
+        task = asyncio.create_task(asyncio.to_thread(self._store.delete, (snapshot_id,)), name=f"evict-{snapshot_id}")
+        self._evicting[snapshot_id] = task
+        task.add_done_callback(lambda _: self._evicting.pop(snapshot_id, None))
+        return await asyncio.shield(task)
+
+    async def collect(self, scope: str) -> Reclaimed:
+        collected = await self._collector.collect(Scope(scope))
+        rewritten = await self._collector.rewrite(Scope(scope))
+        return Reclaimed(collected.packs_deleted, collected.bytes_deleted, collected.strays_deleted, rewritten.packs)
+
+
+class _Sum:
+    """Progress of an upload that consists of several: its images, then itself."""
+
+    def __init__(self, told: Callable[[Sent], None]) -> None:
+        self._told = told
+        self._before = Sent(0, 0)
+        self._latest = Sent(0, 0)
+
+    def now(self, moved: Moved) -> Sent:
+        before = self._before
+        self._latest = Sent(before.read_bytes + moved.content_bytes, before.sent_bytes + moved.sent_bytes)
+        self._told(self._latest)
+        return self._latest
+
+    def next(self) -> None:
+        self._before = self._latest
+
+
+def _images_of(manifest: Manifest) -> frozenset[BaseRef]:
+    """The images and goldens below a snapshot's disk and memory; a base of its own goes with the snapshot itself."""
+    refs = (manifest.disk_base, *(() if manifest.memory is None else (manifest.memory.base,)))
+    return frozenset(BaseRef(ref.image, ref.golden) for ref in refs)

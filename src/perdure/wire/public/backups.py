@@ -1,0 +1,71 @@
+"""Backups of the whole server, and what brought it back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from perdure.wire.public.common import Answer, Body, ErrorInfo, Text
+
+
+class MakeBackup(Body):
+    """``to`` is a directory on the server's machine (absolute), or s3://, gs:// or az:// with a prefix; it holds nothing else, or
+    earlier backups. ``with_master_key``: whoever can read the backup can then read and forge what the key protects."""
+
+    to: Text
+    with_master_key: bool = False
+
+
+class BackupInfo(Answer):
+    """A backup that is complete. ``awake`` are the workspaces that ran: they are in it as of their last snapshot."""
+
+    id: str
+    place: str
+    created_at: datetime
+    workspaces: int
+    snapshots: int
+    images: int
+    awake: list[str]
+    sent_bytes: int = Field(description="What this backup added to the place, as stored.")
+    content_bytes: int = Field(description="What had to be read for that. What earlier backups have is not read.")
+    encrypted: bool
+    has_master_key: bool
+
+
+class BackupEvent(Answer):
+    """One line of a backup's stream: ``progress`` (``done`` of ``count`` of ``what`` are there), then ``done``, or ``error``."""
+
+    type: Literal["progress", "done", "error", "heartbeat"]
+    what: Literal["database", "images", "snapshots"] | None = None
+    name: str = ""
+    done: int = 0
+    count: int = 0
+    sent_bytes: int = 0
+    backup: BackupInfo | None = None
+    error: ErrorInfo | None = None
+
+
+class RestoredInfo(Answer):
+    """What a restore brought back. ``set_back`` were not asleep at the backup: they are at their last snapshot, and of these
+    ``unsaved`` had none, so that they begin anew. ``lost``: what could not come back, in sentences."""
+
+    backup: str
+    of: datetime
+    workspaces: int
+    snapshots: int
+    set_back: list[str]
+    unsaved: list[str]
+    lost: list[str]
+
+
+class RecoveredInfo(Answer):
+    """A catalogue made from an object store. ``nameless`` got names of ours; ``damaged``: what could not be read there and why;
+    ``incomplete``: snapshots of which parts are missing."""
+
+    workspaces: list[str]
+    snapshots: int
+    nameless: list[str]
+    incomplete: list[str]
+    damaged: dict[str, str]

@@ -1,0 +1,197 @@
+"""A catalogue made of an object store alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perdure.backup.catalogue import Defaults
+from perdure.backup.recover import Into, Recovered, recover
+from perdure.core.config import Settings
+from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
+from perdure.core.ids import NodeId
+from perdure.db.database import Database
+from perdure.fleet.objects import StoreCatalogue
+from perdure.images.moving import ImageMover
+from perdure.journal.entries import Journal
+from perdure.saving import _keyring
+from perdure.saving import recover as recover_home
+from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.objects.client import open_objects
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
+from perdure.snapshots.objects.local import Mover
+from perdure.snapshots.objects.remote import OWNER, Remote
+from perdure.snapshots.objects.upload import Uploader
+from perdure.wire.objects import IMAGES, ItemKey, ItemState, Scope
+from perdure.workspaces.facts import facts_of
+from tests.fakes.database import fresh_database
+from tests.integration.backup.conftest import World
+from tests.torture.node import DIGEST
+from tests.torture.saving import MASTER, clock_ms, make_images
+from tests.torture.server import CTX
+
+TENANT = Scope("ten_default")
+
+
+@dataclass
+class Store:
+    """The object store of a server, and an empty database to recover into."""
+
+    world: World
+    into: Database
+    keyring: Keyring
+    told: list[str]
+
+    @property
+    def directory(self) -> Path:
+        return self.world.root / "store"
+
+    def remote(self) -> Remote:
+        return Remote(open_objects(self.directory.as_uri()), self.keyring, clock_ms)
+
+    async def upload(self) -> None:
+        """Every complete snapshot of the server, and the image: what its upload loop would do."""
+        server, remote = self.world.server, self.remote()
+        await remote.claim("ins_old")
+        rows = StoreCatalogue(server.database)
+        uploader, downloader = Uploader(remote, rows, pack_bytes=64 << 10), Downloader(remote, rows)
+        images = ImageMover(make_images(server.home / "own-images", self.world.root / "image"), uploader, downloader)
+        ref = next(one.memory.base for one in map(server.node.store.manifest, self._complete()) if one.memory is not None)
+        item, _ = await images.upload(BaseRef(DIGEST, ref.golden))
+        mover = Mover(server.node.store, uploader, downloader, lambda _: server.node._goldens._ram)
+        for snapshot_id in self._complete():
+            await mover.upload(snapshot_id, (item.key,), await facts_of(server.database, snapshot_id))
+
+    def _complete(self) -> list[str]:
+        return [facts.snapshot_id for facts in self.world.server.node.store.complete()]
+
+    async def recover(self, here: frozenset[str] = frozenset()) -> Recovered:
+        into = Into(self.into, lambda: NodeId("nod_recovered"), Defaults(900.0, 60.0), here)
+        return await recover(self.remote(), StoreCatalogue(self.into), into, self.told.append)
+
+
+@pytest.fixture
+async def store(world: World) -> AsyncIterator[Store]:
+    async with fresh_database() as database:
+        yield Store(world, database, PlainKeyring(), [])
+
+
+async def test_workspaces_snapshots_names_and_lineage_come_back(store: Store) -> None:
+    world = store.world
+    await world.server.service.checkpoint(CTX, "awake")
+    await store.upload()
+    done = await store.recover()
+    assert set(done.workspaces) == {"awake", "asleep"}, "the third was never captured"
+    assert (done.nameless, done.incomplete, done.damaged) == ((), (), {})
+    before = {row["id"]: row for row in await world.server.database.all("backup.workspaces")}
+    for row in await store.into.all("backup.workspaces"):
+        assert row["state"] == "hibernated"
+        assert row["head_snapshot_id"] == before[row["id"]]["head_snapshot_id"]
+        assert row["generation"] > before[row["id"]]["generation"] + 1_000_000_000
+    awake = await world.get("awake")
+    ours = {one.id: one for one in await world.server.store.snapshots(awake.id)}
+    async with store.into.transaction() as tx:
+        rows = {row["id"]: row for row in await tx.all("snapshots.of_workspace", workspace_id=awake.id)}
+    assert {key: (row["name"], row["parent_id"], row["reason"]) for key, row in rows.items()} == {
+        key: (one.name, one.parent_id, one.reason.value) for key, one in ours.items()
+    }
+    checked, breaks = await Journal(store.into).verify()
+    assert checked == 2 and breaks == []
+
+
+async def test_the_stores_rows_come_back_and_the_store_is_ours(store: Store) -> None:
+    await store.upload()
+    await store.recover()
+    before, after = StoreCatalogue(store.world.server.database), StoreCatalogue(store.into)
+    for scope in (TENANT, IMAGES):
+        items = await after.items(scope)
+        assert items and all(one.state is ItemState.DURABLE for one in items)
+        assert items == await before.items(scope)
+        for item in items:
+            assert await after.holds(item.key) == await before.holds(item.key)
+    owner = json.loads(await store.remote().objects.get(OWNER))["owner"]
+    row = await store.into.one("catalogue.installation")
+    assert row is not None and owner == row["id"] != "ins_old"
+
+
+async def test_what_was_uploaded_without_facts_gets_a_name(store: Store) -> None:
+    server, remote = store.world.server, store.remote()
+    rows = StoreCatalogue(server.database)
+    mover = Mover(server.node.store, Uploader(remote, rows), Downloader(remote, rows), lambda _: server.node._goldens._ram)
+    sleeping = await store.world.get("asleep")
+    await mover.upload(sleeping.head_snapshot_id)
+    done = await store.recover()
+    assert len(done.nameless) == 1 and done.nameless == done.workspaces
+    assert done.nameless[0].startswith("recovered@recovered-")
+
+
+async def test_what_is_incomplete_or_damaged_is_listed_and_the_rest_is_there(store: Store) -> None:
+    await store.upload()
+    sleeping = await store.world.get("asleep")
+    item = await StoreCatalogue(store.world.server.database).item(ItemKey(TENANT, str(sleeping.head_snapshot_id)))
+    manifest = store.directory / TENANT / "items" / f"{item.key.name}.{item.attempt}"
+    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    good = next(iter(await store.world.server.store.snapshots((await store.world.get("awake")).id)))
+    lost = (await StoreCatalogue(store.world.server.database).holds(ItemKey(TENANT, good.id)))[-1]
+    (store.directory / TENANT / "packs" / lost.pack_id).unlink()
+    done = await store.recover()
+    assert f"{TENANT}/{good.id}" in done.incomplete
+    assert list(done.damaged) == [f"{TENANT}/items/{item.key.name}.{item.attempt}"]
+    assert "asleep" not in done.workspaces
+
+
+async def test_a_sealed_store_with_its_keys(store: Store) -> None:
+    keys_dir = store.world.root / "keys"
+    store.keyring = TenantKeyring(keys_dir, MASTER)
+    await store.upload()
+    assert set((await store.recover()).workspaces) == {"awake", "asleep"}
+
+
+async def test_a_sealed_store_without_its_keys_says_what_is_lost(store: Store, tmp_path: Path) -> None:
+    store.keyring = TenantKeyring(store.world.root / "keys", MASTER)
+    await store.upload()
+    settings = Settings(home=tmp_path, store_url=store.directory.as_uri(), store_encryption=True)
+    with pytest.raises(InvalidRequest, match="is encrypted, and the master key"):
+        _keyring(settings)
+    (tmp_path / "master.key").write_bytes(MASTER)
+    (tmp_path / "master.key").chmod(0o600)
+    store.keyring = _keyring(settings)
+    with pytest.raises(CorruptData, match="The key of tenant ten_default is not in"):
+        store.keyring.of(TENANT)
+    done = await store.recover()
+    assert done.workspaces == () and "The key of tenant ten_default" in done.damaged[TENANT]
+    assert not list((tmp_path / "keys").glob("*.key")), "a new key would hide that the old one is lost"
+
+
+async def test_a_database_in_use_is_refused(store: Store) -> None:
+    await store.upload()
+    store.into, mine = store.world.server.database, store.into
+    with pytest.raises(Conflict, match="The database is not empty"):
+        await store.recover()
+    store.into = mine
+    await store.recover()
+    with pytest.raises(Conflict, match="The database is not empty"):
+        await store.recover()
+
+
+async def test_snapshots_that_only_the_node_has_are_not_given_up(store: Store) -> None:
+    await store.upload()
+    with pytest.raises(Conflict, match="This node has files of 1 snapshots that the object store does not have, such as snp_x"):
+        await store.recover(frozenset(["snp_x"]))
+    assert (await store.into.one("catalogue.is_empty")) == {"is_empty": True}
+    await store.recover(frozenset(facts.snapshot_id for facts in store.world.server.node.store.complete()))
+
+
+async def test_an_empty_store(store: Store) -> None:
+    with pytest.raises(NotFound, match="holds nothing of an installation"):
+        await store.recover()
+
+
+async def test_no_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="No object store is named"):
+        await recover_home(Settings(home=tmp_path, store_url=None), lambda _: None, lambda: NodeId("nod_x"))

@@ -1,0 +1,167 @@
+"""The server is killed at any point while snapshots are uploaded, leave the node, come back with a wake, and leave the store.
+
+Beside the invariants of ``world``: what rows call durable is in the store and is what the node had, nothing stays there that no
+row wants, and uploads that were cut off come to their end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from perdure.core.ids import SnapshotId
+from perdure.db.database import Database
+from perdure.fleet.objects import StoreCatalogue
+from perdure.wire.objects import ItemState, Scope
+from tests.fakes.database import fresh_database
+from tests.fakes.second_home import FakeBucket, FakeSecondHome
+from tests.simulation.fuse import Fuse
+from tests.simulation.world import PATH, Simulation
+
+
+@pytest.fixture
+async def database() -> AsyncIterator[Database]:
+    async with fresh_database() as database:
+        yield database
+
+
+class FusedHome:
+    """Calls that change something have two points, as those of the node have."""
+
+    CHANGING = ("claim", "upload", "fetch", "evict", "collect")
+
+    def __init__(self, simulation: TwoHomes, inner: FakeSecondHome) -> None:
+        self._simulation, self._inner = simulation, inner
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._inner, name)
+        if name not in self.CHANGING:
+            return real
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            fuse = self._simulation.fuse
+            fuse.point(f"before home.{name}")
+            result = await real(*arguments, **named)
+            fuse.point(f"after home.{name}")
+            return result
+
+        return call
+
+
+class TwoHomes(Simulation):
+    def __init__(self, database: Database, label: str, fuse: Fuse) -> None:
+        super().__init__(database, label, fuse)
+        self.bucket = FakeBucket()
+        self.catalogue = StoreCatalogue(database, of_snapshots=True)
+        self.home = FakeSecondHome(self.node, self.bucket, self.catalogue)
+        self.node.second_home = FusedHome(self, self.home)  # type: ignore[assignment]
+
+    async def upload(self) -> None:
+        async def work() -> None:
+            for _ in range(4):
+                await self.service.upkeep.uploads.begin()
+                await self.service.upkeep.uploads.drain()
+
+        await self.attempt(work())
+
+    async def push(self, name: str) -> None:
+        async def work() -> None:
+            snapshot = await self.service.push_snapshot(self.ctx, name, None)
+            assert snapshot.id in self.bucket.content, "it was acknowledged as durable in the store"
+
+        await self.attempt(work())
+
+    async def evict(self) -> None:
+        await self.attempt(self.service.upkeep.room.evict())
+
+    async def collect(self) -> None:
+        await self.attempt(self._collect(2))
+
+    async def _collect(self, passes: int) -> None:
+        for _ in range(passes):
+            await self.service.upkeep.room.collect()
+
+    async def remove(self, name: str, label: str) -> None:
+        async def work() -> None:
+            facts = self.facts[(await self.service.get(self.ctx, name)).id]
+            facts.named.pop(label, None)
+            await self.service.remove_snapshot(self.ctx, name, label)
+            await self.service.upkeep.clean()
+
+        await self.attempt(work())
+
+    def _stored(self, snapshot_id: SnapshotId) -> bytes:
+        if snapshot_id in self.node.stored:
+            return super()._stored(snapshot_id)
+        found = self.bucket.content[snapshot_id][0].files.get(PATH)
+        return bytes(found.content) if found else b""
+
+    async def check(self) -> None:
+        for row in await self.service._store.on_node(self.node.node_id):
+            if row.id not in self.node.stored:
+                await self.home.fetch(row.id, self.tenant)  # only what the store has was let go
+        await super().check()
+        await self.upload()
+        await self._collect(3)
+        rows = {row.id for row in await self.service._store.on_node(self.node.node_id)}
+        durable = {item.key.name for item in await self.catalogue.items(Scope(self.tenant)) if item.state is ItemState.DURABLE}
+        mine = {name for name, (stored, _) in self.bucket.content.items() if stored.facts.tenant_id == self.tenant}
+        assert durable == rows == mine, "after an upload and three collections the store has what rows want, and no more"
+        for name in mine:
+            assert self.bucket.content[name][0].files == self.node.stored[SnapshotId(name)].files
+
+
+async def scenario(simulation: TwoHomes) -> None:
+    await simulation.create("a")
+    await simulation.write("a")
+    await simulation.checkpoint("a", "one")
+    await simulation.upload()
+    await simulation.write("a")
+    await simulation.sleep("a")
+    await simulation.push("a")
+    await simulation.evict()
+    await simulation.wake("a")
+    await simulation.write("a")
+    await simulation.fork("a", 1)
+    await simulation.remove("a", "one")
+    await simulation.collect()
+    await simulation.sleep("a")
+    await simulation.sleep("a-1")
+    await simulation.upload()
+    await simulation.evict()
+    await simulation.write("a-1")
+    await simulation.delete("a-1")
+    await simulation.collect()
+    await simulation.wake("a")
+
+
+async def kill_at(database: Database, label: str, at: int | None, *, node_too: bool) -> Fuse:
+    fuse = Fuse(at)
+    simulation = TwoHomes(database, label, fuse)
+    await simulation.begin()
+    await scenario(simulation)
+    assert await simulation.recover(node_too=node_too)
+    await simulation.check()
+    await simulation.plane.crash()
+    # A collection goes over every tenant's scope: those of the runs before would make each longer than the last.
+    await simulation.plane.execute("delete from store_items")
+    await simulation.plane.execute("delete from store_scopes")
+    return fuse
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("node_too", "step"), [(True, 2), (False, 9)], ids=["with its machines, at every second", "alone, at every ninth"]
+)
+async def test_killed_at_points_of_both_homes(database: Database, node_too: bool, step: int) -> None:
+    whole = await kill_at(database, "whole", None, node_too=node_too)
+    calls = {f"after home.{name}" for name in FusedHome.CHANGING}
+    assert calls | {"in transaction, before homes.release_snapshots"} <= set(whole.passed)
+    for at in itertools.count(1, step):
+        if (await kill_at(database, f"k{at}", at, node_too=node_too)).blew_at is None:
+            break
+    assert at > 100

@@ -1,0 +1,82 @@
+"""The manifest of a backup: what is read is what was written, or an error that names it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from perdure.backup.make import key_mark
+from perdure.backup.place import directory_of, open_place, place_url
+from perdure.backup.record import BackupRecord, StoredItem, read_record
+from perdure.core.errors import CorruptData, HostUnfit, InvalidRequest, NotFound
+
+ITEM = StoredItem("ten_default", "snp_1", 7, 100, "ab" * 32)
+RECORD = BackupRecord(
+    id="bak_1",
+    created_at=datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    release="1.2.3",
+    schema="0005",
+    postgres=18,
+    dump=replace(ITEM, name="database-bak_1"),
+    images=(replace(ITEM, scope="images", name="img-1"),),
+    snapshots=(ITEM,),
+    names={"base": "70" * 32},
+    workspaces=3,
+    sealed=True,
+    key_mark="cd" * 16,
+    keys={"ten_default.key": "AAAA"},
+    master_key=None,
+)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert read_record(RECORD.to_bytes(), "bak_1") == RECORD
+    assert [one.name for one in RECORD.items] == ["img-1", "snp_1", "database-bak_1"]
+
+
+def test_every_byte_counts() -> None:
+    """Whatever is changed is found, unless it says the same."""
+    data = RECORD.to_bytes()
+    for at in range(0, len(data), 7):
+        changed = data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
+        try:
+            assert read_record(changed, "bak_1") == RECORD
+        except (CorruptData, HostUnfit) as error:
+            assert "bak_1" in error.message
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b'{"checksum": 1}', RECORD.to_bytes()[:-20], b"\xff\xfe"])
+def test_what_is_no_record_is_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="The manifest of the backup bak_9 is damaged") as caught:
+        read_record(data, "bak_9")
+    assert "--backup" in caught.value.hint
+
+
+def test_a_newer_format_names_the_release_that_reads_it() -> None:
+    with pytest.raises(HostUnfit, match=r"made by Perdure 1\.2\.3; this release reads format 1"):
+        read_record(replace(RECORD, format=2).to_bytes(), "bak_1")
+
+
+def test_the_mark_of_a_key_tells_keys_apart_and_nothing_else() -> None:
+    one, other = bytes(32), bytes([1]) * 32
+    assert key_mark(one) == key_mark(one) != key_mark(other)
+    assert one.hex()[:16] not in key_mark(one)
+
+
+def test_a_record_without_the_master_key_does_not_hold_it() -> None:
+    assert json.loads(RECORD.to_bytes())["master_key"] is None
+
+
+def test_places_are_directories_or_urls() -> None:
+    assert place_url("/a dir/x") == "file:///a%20dir/x"
+    assert str(directory_of("file:///a%20dir/x")) == "/a dir/x"
+    assert place_url("s3://bucket/prefix") == "s3://bucket/prefix"
+    assert directory_of("s3://bucket/prefix") is None
+    for given in ("", "http://x/y", "memory:///"):
+        with pytest.raises(InvalidRequest):
+            place_url(given)
+    with pytest.raises(NotFound, match="There is no directory /nowhere/at-all"):
+        open_place("/nowhere/at-all", lambda: 0, make=False)

@@ -1,0 +1,265 @@
+"""The node's half of the object store over real snapshots: what is fetched, what is fetched afresh, and who gives way to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound
+from perdure.core.ids import SnapshotId, TenantId
+from perdure.node import secondhome
+from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
+from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.objects.keys import PlainKeyring
+from perdure.snapshots.objects.local import image_key
+from perdure.snapshots.objects.remote import Remote
+from perdure.snapshots.objects.upload import Contents, Moved, Uploader
+from perdure.wire.node import Sent
+from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
+from tests.fakes.catalogue import FakeCatalogue
+from tests.fakes.objects import FakeObjects
+from tests.fakes.tiny_machine import TinyMachine
+from tests.fakes.tiny_node import Node
+from tests.unit.snapshots.objects.stores import source
+from tests.unit.snapshots.objects.test_local import asleep, wakes_as
+
+TENANT = TenantId("ten_a")
+REF = BaseRef("image", "golden")
+
+
+class Images:
+    """One image, which a node has or has not; in the store it is a small file."""
+
+    def __init__(self, here: set[BaseRef], uploader: Uploader) -> None:
+        self._here = here
+        self._uploader = uploader
+
+    async def upload(self, base: BaseRef) -> tuple[Item, Moved]:
+        return await self._uploader.upload(Contents(image_key(base), [source("root", {1: 1})]))
+
+    async def fetch(self, key: ItemKey) -> BaseRef:
+        assert key == image_key(REF)
+        self._here.add(REF)
+        return REF
+
+    def has(self, base: BaseRef) -> bool:
+        return base in self._here
+
+
+class Place:
+    """A node, and its way to a store that others have too."""
+
+    def __init__(self, directory: Path, objects: FakeObjects, catalogue: FakeCatalogue, owner: str = "here") -> None:
+        directory.mkdir()
+        self.node = Node(directory)
+        self.node.store.open()
+        self.images: set[BaseRef] = set()
+        self.starts = Starts()
+        clock = itertools.count(id(self)).__next__
+        parts = ObjectParts(Remote(objects, PlainKeyring(), clock), catalogue, owner, 100_000)
+        node = self.node
+        self.home = NodeSecondHome(
+            parts, node.store, lambda uploader, _: Images(self.images, uploader), lambda _: node.base.ram, self.starts
+        )
+
+    async def slept(self) -> tuple[SnapshotId, TinyMachine]:
+        facts, machine = await asleep(self.node)
+        return facts.snapshot_id, machine
+
+    async def upload(self, snapshot_id: SnapshotId) -> list[Sent]:
+        told: list[Sent] = []
+        sent = await self.home.upload(snapshot_id, {"known": 1}, told.append)
+        assert told[-1] == sent
+        return told
+
+    async def is_whole(self, snapshot_id: SnapshotId, machine: TinyMachine) -> None:
+        await wakes_as(self.node, self.node.store.manifest(snapshot_id).facts(), machine)
+
+
+@pytest.fixture
+def objects() -> FakeObjects:
+    return FakeObjects()
+
+
+@pytest.fixture
+def catalogue() -> FakeCatalogue:
+    return FakeCatalogue()
+
+
+@pytest.fixture
+def here(tmp_path: Path, objects: FakeObjects, catalogue: FakeCatalogue) -> Place:
+    place = Place(tmp_path / "here", objects, catalogue)
+    place.images.add(REF)
+    return place
+
+
+@pytest.fixture
+def there(tmp_path: Path, objects: FakeObjects, catalogue: FakeCatalogue) -> Place:
+    return Place(tmp_path / "there", objects, catalogue)
+
+
+async def test_a_snapshot_and_its_image_go_and_come(here: Place, there: Place, catalogue: FakeCatalogue) -> None:
+    snapshot_id, machine = await here.slept()
+    told = await here.upload(snapshot_id)
+    assert [one.read_bytes for one in told] == sorted(one.read_bytes for one in told), "it only grows"
+    assert told[-1].read_bytes > told[0].read_bytes > 0, "the image counts too"
+    item = await catalogue.item(ItemKey(Scope(TENANT), snapshot_id))
+    assert item.needs == (image_key(REF),)
+    assert not there.home.has(snapshot_id)
+    fetched = await there.home.fetch(snapshot_id, TENANT)
+    assert (fetched.is_fetched, fetched.with_image, fetched.snapshot_bytes > 0) == (True, True, True)
+    assert there.home.has(snapshot_id)
+    await there.is_whole(snapshot_id, machine)
+    assert not (await there.home.fetch(snapshot_id, TENANT)).is_fetched
+    with pytest.raises(NotFound):
+        await there.home.fetch(SnapshotId("snp_none"), TENANT)
+    with pytest.raises(NotFound):
+        await there.upload(SnapshotId("snp_none"))
+
+
+async def test_an_image_that_is_there_is_not_looked_at_again(here: Place, catalogue: FakeCatalogue) -> None:
+    one, _ = await here.slept()
+    await here.upload(one)
+    (before,) = await catalogue.items(IMAGES)
+    run, machine = await here.node.wake(2, one)
+    machine.write_memory(5, 5)
+    run.end()
+    await here.upload(one)
+    assert await catalogue.items(IMAGES) == [before]
+
+
+async def test_a_missing_image_alone_is_fetched(here: Place) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    here.images.clear()
+    assert not here.home.has(snapshot_id), "nobody has looked at its image yet"
+    fetched = await here.home.fetch(snapshot_id, TENANT)
+    assert fetched.with_image and here.home.has(snapshot_id)
+    await here.is_whole(snapshot_id, machine)
+
+
+@pytest.mark.parametrize("lost", ["everything", "the directory", "the manifest", "a layer", "the index", "a segment"])
+async def test_what_is_damaged_here_is_fetched_afresh(here: Place, lost: str) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    store = here.node.store
+    directory = store.snapshots / snapshot_id
+    match lost:
+        case "everything":
+            for path in (*store.disks.iterdir(), *store.segments.iterdir()):
+                path.unlink()
+            shutil.rmtree(directory)
+        case "the directory":
+            shutil.rmtree(directory)
+        case "the manifest":
+            (directory / "manifest.json").write_bytes(b"{")
+            store.open()
+            with pytest.raises(CorruptSnapshot):
+                store.manifest(snapshot_id)
+        case "a layer":
+            next(store.disks.iterdir()).unlink()
+        case "the index":
+            (directory / "ram.index").write_bytes(b"no")
+        case "a segment":
+            next(store.segments.iterdir()).write_bytes(b"no")
+    assert (await here.home.fetch(snapshot_id, TENANT, afresh=True)).is_fetched
+    await here.is_whole(snapshot_id, machine)
+    assert store.open().damaged == ()
+    await here.is_whole(snapshot_id, machine)
+
+
+async def test_siblings_that_find_the_same_damage_fetch_it_once(here: Place, objects: FakeObjects) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    next(here.node.store.segments.iterdir()).unlink()
+    reads: list[str] = []
+    objects.faults = lambda operation, name: reads.append(name) if operation == "get" else None
+    both = await asyncio.gather(*(here.home.fetch(snapshot_id, TENANT, afresh=True) for _ in range(2)))
+    assert both[0] == both[1] and both[0].is_fetched
+    assert len(reads) == 1, "one manifest was read, for both"
+    await here.is_whole(snapshot_id, machine)
+    impatient = asyncio.create_task(here.home.fetch(snapshot_id, TENANT, afresh=True))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await here.home.fetch(snapshot_id, TENANT, afresh=True)  # what it began went on
+    await here.is_whole(snapshot_id, machine)
+    await here.home.close()
+
+
+async def test_what_the_store_has_is_read_to_its_last_byte(here: Place, objects: FakeObjects) -> None:
+    snapshot_id, _ = await here.slept()
+    await here.upload(snapshot_id)
+    assert await here.home.verify(snapshot_id, TENANT) == ()
+    (pack,) = [name for name in objects.data if name.startswith("ten_a/packs/")]
+    data = bytearray(objects.data[pack])
+    data[200] ^= 1
+    objects.data[pack] = bytes(data)
+    (damage, *_) = await here.home.verify(snapshot_id, TENANT)
+    assert damage.file.startswith(f"store/ten_a/{snapshot_id}/") and "cannot be read" in damage.problem
+    for name in [name for name in objects.data if "/items/" in name]:
+        del objects.data[name]
+    (damage,) = await here.home.verify(snapshot_id, TENANT)
+    assert "manifest" in damage.problem
+
+
+async def test_an_upload_stands_still_while_something_starts(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot_id, _ = await here.slept()
+    told: list[Sent] = []
+    begun = asyncio.Event()
+
+    def tell(sent: Sent) -> None:
+        told.append(sent)
+        begun.set()
+
+    with here.starts.one(None):
+        upload = asyncio.create_task(here.home.upload(snapshot_id, {}, tell))
+        await begun.wait()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(told) == 1 and not upload.done()
+    await upload
+    assert len(told) > 1
+    monkeypatch.setattr(secondhome, "STANDSTILL_S", 0.0)
+    with here.starts.one(None):
+        await here.starts.over()  # a row of starts does not keep it from ever ending
+
+
+async def test_a_snapshot_that_a_start_reads_is_not_evicted(here: Place) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    with here.starts.one(snapshot_id):
+        assert await here.home.evict(snapshot_id) == 0
+    await here.is_whole(snapshot_id, machine)
+    assert await here.home.evict(snapshot_id) > 0
+    assert not here.home.has(snapshot_id)
+    evicting = asyncio.create_task(here.home.evict(snapshot_id))
+    assert (await here.home.fetch(snapshot_id, TENANT)).is_fetched
+    await evicting
+    await here.home.fetch(snapshot_id, TENANT)
+    await here.is_whole(snapshot_id, machine)
+
+
+async def test_nothing_goes_into_the_store_of_another(here: Place, tmp_path: Path, objects: FakeObjects) -> None:
+    await here.home.claim()
+    stranger = Place(tmp_path / "stranger", objects, FakeCatalogue(), owner="another")
+    stranger.images.add(REF)
+    snapshot_id, _ = await stranger.slept()
+    before = set(objects.data)
+    for work in (stranger.home.claim(), stranger.upload(snapshot_id), stranger.home.collect(TENANT)):
+        with pytest.raises(Conflict, match="another installation"):
+            await work
+    assert set(objects.data) == before
+
+
+async def test_what_is_released_goes(here: Place, objects: FakeObjects, catalogue: FakeCatalogue) -> None:
+    snapshot_id, _ = await here.slept()
+    await here.upload(snapshot_id)
+    await catalogue.release(ItemKey(Scope(TENANT), snapshot_id))
+    await catalogue.release(image_key(REF))
+    reclaimed = [await here.home.collect(scope) for _ in range(3) for scope in (TENANT, IMAGES)]
+    assert sum(one.packs_deleted for one in reclaimed) >= 2
+    assert set(objects.data) == {"perdure.json"}
