@@ -45,6 +45,7 @@ from perdure.machines.driver import (
     Pages,
     Ram,
     VmmIdentity,
+    WrittenPages,
 )
 from perdure.wire.node import Confinement, Isolation, NodeUsage
 
@@ -56,9 +57,9 @@ Guest = Callable[["FakeMachine", ChannelName, asyncio.StreamReader, asyncio.Stre
 
 
 class FakeMemory:
-    """Implements ``GuestMemory`` over an array."""
+    """Implements ``GuestMemory`` over an array. ``tells_writes``: as on a host whose kernel has soft-dirty bits."""
 
-    def __init__(self, ram: Ram, page_count: int) -> None:
+    def __init__(self, ram: Ram, page_count: int, *, tells_writes: bool) -> None:
         self.page_count = page_count
         shape = (page_count, PAGE_SIZE)
         if ram.shared:
@@ -67,6 +68,9 @@ class FakeMemory:
             self.ram = np.fromfile(ram.path, dtype=np.uint8).reshape(shape)
         self._shared = ram.shared
         self.private = np.zeros(page_count, dtype=bool)
+        self.lately = np.zeros(page_count, dtype=bool)
+        self._tells_writes = tells_writes
+        self._is_marked = False
         self.is_alive = True
         self._lock = threading.Lock()
 
@@ -77,6 +81,18 @@ class FakeMemory:
 
     def touched_pages(self) -> PageNumbers:
         return self.written_pages()
+
+    def scan(self) -> WrittenPages:
+        pages = self.written_pages()
+        with self._lock:
+            return WrittenPages(pages, pages[self.lately[pages]] if self._is_marked else None)
+
+    def mark(self) -> bool:
+        self._check_alive()
+        with self._lock:
+            self.lately[:] = False
+            self._is_marked = self._tells_writes
+            return self._is_marked
 
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._check(pages)
@@ -92,6 +108,7 @@ class FakeMemory:
         with self._lock:
             self.ram[pages] = content
             self.private[pages] = not self._shared
+            self.lately[pages] = True
 
     def write_zeros(self, pages: PageNumbers) -> None:
         self.write_pages(pages, np.zeros((len(pages), PAGE_SIZE), dtype=np.uint8))
@@ -111,8 +128,9 @@ class FakeMemory:
 class FakeDriver:
     """Implements ``MachineDriver``. ``guest`` is what runs on each channel connection."""
 
-    def __init__(self, guest: Guest | None = None) -> None:
+    def __init__(self, guest: Guest | None = None, *, tells_writes: bool = False) -> None:
         self.guest = guest or tiny_guest
+        self.tells_writes = tells_writes
         self.machines: list[FakeMachine] = []
         self.fail_next: list[BaseException] = []  # raised by the next starts, in order
         self._pids = itertools.count(1_000_000_000)  # beyond every real pid
@@ -169,7 +187,7 @@ class FakeMachine:
             Isolation.VM_EMULATED, jail=False, seccomp=False, own_user=False, memory_limit=False, cpu_limit=False,
             pids_limit=False, readonly_base=True, missing={"jail": "a fake machine has no process"},
         )  # fmt: skip
-        self.memory = FakeMemory(spec.ram, (spec.shape.memory_mib << 20) // PAGE_SIZE)
+        self.memory = FakeMemory(spec.ram, (spec.shape.memory_mib << 20) // PAGE_SIZE, tells_writes=driver.tells_writes)
         self.spec = spec
         self.collapse_gate: asyncio.Event | None = None  # set it to hold a collapse until the event comes
         self._driver = driver

@@ -10,19 +10,40 @@ from typing import Any
 import numpy as np
 
 from perdure.core.errors import RestoreFailed
-from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages
+from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages, WrittenPages
 from tests.fakes.disk import RecordingDisk
 
 _L1_AT = 40  # in a qcow2 header: where the L1 table is
 
 
 class TinyMemory:
-    """Implements ``GuestMemory``."""
+    """Implements ``GuestMemory``. ``tells_writes``: as on a host whose kernel has soft-dirty bits."""
 
-    def __init__(self, base: Pages) -> None:
+    def __init__(self, base: Pages, *, tells_writes: bool = False) -> None:
         self.page_count = len(base)
         self.ram = base.copy()
         self.private = np.zeros(len(base), bool)
+        self.tells_writes = tells_writes
+        self.lately = np.zeros(len(base), bool)
+        self.is_marked = False
+
+    def wrote(self, pages: Any) -> None:
+        self.private[pages] = True
+        self.lately[pages] = True
+
+    def give_back(self, pages: Any, base: Pages) -> None:
+        """The pages are the file's again."""
+        self.ram[pages] = base[pages]
+        self.private[pages] = self.lately[pages] = False
+
+    def scan(self) -> WrittenPages:
+        lately = np.flatnonzero(self.private & self.lately).astype(np.uint32)
+        return WrittenPages(self.written_pages(), lately if self.is_marked else None)
+
+    def mark(self) -> bool:
+        self.lately[:] = False
+        self.is_marked = self.tells_writes
+        return self.is_marked
 
     def written_pages(self) -> PageNumbers:
         return np.flatnonzero(self.private).astype(np.uint32)
@@ -35,11 +56,11 @@ class TinyMemory:
     def write_pages(self, pages: PageNumbers, content: Pages) -> None:
         assert content.shape == (len(pages), PAGE_SIZE)
         self.ram[pages] = content
-        self.private[pages] = True
+        self.wrote(pages)
 
     def write_zeros(self, pages: PageNumbers) -> None:
         self.ram[pages] = 0
-        self.private[pages] = True
+        self.wrote(pages)
 
 
 @dataclass
@@ -97,7 +118,7 @@ class TinyMachine:
 
     def write_memory(self, pages: Any, content: Any) -> None:
         self.memory.ram[pages] = content
-        self.memory.private[pages] = True
+        self.memory.wrote(pages)
 
     def write_disk(self, data: bytes) -> None:
         """Leave data in the active layer, as QEMU would: somewhere behind, and an entry in the L1 table."""

@@ -29,9 +29,9 @@ _ids = itertools.count(1)
 
 
 class Node:
-    """A store with one image, and machines that run on it."""
+    """A store with one image, and machines that run on it. ``tells_writes``: the machines do."""
 
-    def __init__(self, home: Path, disk: Disk = DISK) -> None:
+    def __init__(self, home: Path, disk: Disk = DISK, *, tells_writes: bool = False) -> None:
         self.home = home
         image = home / "image"
         if not image.exists():
@@ -47,6 +47,7 @@ class Node:
         self.base = Base(BaseRam(image / "ram.base"), ref, disks, ref)
         self.disk = disk
         self.store = SnapshotStore(home / "store", disk)
+        self.tells_writes = tells_writes
 
     def spec(self, generation: int, workspace: WorkspaceId = WS, disk_gib: int = 8, source: SnapshotId | None = None) -> RunSpec:
         """On the golden's RAM, or on the private base of ``source``."""
@@ -67,7 +68,10 @@ class Node:
     ) -> tuple[MachineRun, TinyMachine]:
         spec = self.spec(generation, workspace, source=source)
         run = begin(self.store, spec, source, memory=True, devices=self.devices)
-        machine = TinyMachine(TinyMemory(spec.base.ram.pages), self.disk if isinstance(self.disk, RecordingDisk) else None)
+        machine = TinyMachine(
+            TinyMemory(spec.base.ram.pages, tells_writes=self.tells_writes),
+            self.disk if isinstance(self.disk, RecordingDisk) else None,
+        )
         await run.restore(machine)  # type: ignore[arg-type]
         return run, machine
 

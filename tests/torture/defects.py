@@ -17,7 +17,7 @@ import numpy as np
 from perdure.core.errors import InvalidRequest
 from perdure.node.resident import Resident
 from perdure.node.supervisor import NodeSupervisor
-from perdure.snapshots import capture, pagelog
+from perdure.snapshots import copying, pagelog, pageread
 from perdure.snapshots.capture import Captured, MachineRun
 from perdure.snapshots.objects.collect import Collector
 from perdure.snapshots.objects.remote import pack_name
@@ -152,20 +152,36 @@ def devices_before_memory() -> Patches:
     async def restore(self: MachineRun, machine: Any) -> dict[str, float]:
         await machine.attach_disk(self.chain())
         await machine.load_devices(self._devices)
-        capture._write_memory(machine.memory, self.store.segments, self._index, self.spec.base.ram)
+        copying.write_memory(machine.memory, self.store.segments, self._index, self.spec.base.ram)
         return {}
 
     return [patch.object(MachineRun, "restore", restore)]
 
 
+def mark_before_the_look() -> Patches:
+    """A checkpoint lets the machine begin anew to tell what it writes, and looks at what it has told after that."""
+    real = copying.copy_for_checkpoint
+
+    def forgetful(memory: Any, *arguments: Any, **named: Any) -> Any:
+        memory.mark()
+        return real(memory, *arguments, **named)
+
+    return [patch.object(copying, "copy_for_checkpoint", forgetful)]
+
+
+def mark_of_a_lost_capture() -> Patches:
+    """What a machine tells counts since its last mark, whether the capture that set it was committed or not."""
+    return [patch.object(MachineRun, "_knows_writes", True)]
+
+
 def damage_believed() -> Patches:
     """Page content is used without a look at its checksum."""
-    real = pagelog._read
+    real = pageread.read
 
     def unverified(readers: Any, index: Any, positions: Any, base: Any, _verify: bool) -> Any:
         return real(readers, index, positions, base, False)
 
-    return [patch.object(pagelog, "_read", unverified)]
+    return [patch.object(pageread, "read", unverified), patch.object(pagelog, "read", unverified)]
 
 
 def disk_of_a_dead_machine_dropped() -> Patches:
@@ -187,6 +203,8 @@ DEFECTS: dict[str, Callable[[], Patches]] = {
     "gc-of-pinned-pack": gc_of_pinned_pack,
     "capture-without-freeze": capture_without_freeze,
     "devices-before-memory": devices_before_memory,
+    "mark-before-the-look": mark_before_the_look,
+    "mark-of-a-lost-capture": mark_of_a_lost_capture,
     "damage-believed": damage_believed,
     "dead-disk-dropped": disk_of_a_dead_machine_dropped,
 }

@@ -2,8 +2,9 @@
 
 The guest takes a step whenever somebody touches the machine while it runs, so that a capture that does not stop it catches it
 half way, every time. What its memory must be follows from the counter alone (``expected``): pages that become zero over a base
-that is not, pages that become the base's again, pages that differ in a few words, pages that differ in all, and a block that is
-never touched. Device state names the memory that it belongs to, as a virtqueue's does, and is refused over any other.
+that is not, pages that become the base's again, pages that differ in a few words, pages that differ in all, pages that change
+seldom, and a block that is never touched. Device state names the memory that it belongs to, as a virtqueue's does, and is refused
+over any other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from perdure.machines.driver import (
     MachineState,
     PageNumbers,
     Pages,
+    WrittenPages,
 )
 from perdure.machines.guestlink import LinkActivity
 from perdure.wire.node import Confinement, FileWritten, Isolation
@@ -41,7 +43,8 @@ from tests.fakes.disk import RecordingDisk
 PAGES = 160
 COUNTER = 3  # the page that begins with the counter
 BLOCK = slice(20, 44)  # rewritten by every step
-NEVER_TOUCHED = slice(44, PAGES)
+SELDOM = slice(44, 60)  # a page of it changes with every 1st, 2nd, 4th, ... 128th step
+NEVER_TOUCHED = slice(60, PAGES)
 STEPS_PER_VALUE = 1000  # a caller's value is the counter divided by this
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, False, False, False, False, False, False, True, {"jail": "it has no guest code"})
 
@@ -63,19 +66,29 @@ def expected(base: Pages, counter: int) -> Pages:
     ram = base.copy()
     if counter:
         ram[COUNTER] = _counter_page(counter)
-        ram[BLOCK] = _block(base, counter)
+        ram[BLOCK] = _content(base[BLOCK], counter)
+        ram[SELDOM] = _seldom(base[SELDOM], counter)
     return ram
 
 
-def _block(base: Pages, counter: int) -> Pages:
-    block = np.random.default_rng(counter).integers(0, 255, base[BLOCK].shape, np.uint8)
-    kinds = (np.arange(len(block)) + counter) % 4
-    block[kinds == 0] = 0
-    block[kinds == 1] = base[BLOCK][kinds == 1]
+def _content(base: Pages, counter: int) -> Pages:
+    content = np.random.default_rng(counter).integers(0, 255, base.shape, np.uint8)
+    kinds = (np.arange(len(content)) + counter) % 4
+    content[kinds == 0] = 0
+    content[kinds == 1] = base[kinds == 1]
     few = kinds == 2
-    block[few] = base[BLOCK][few]
-    block[few, :8] = np.frombuffer(struct.pack("<Q", counter), np.uint8)
-    return block
+    content[few] = base[few]
+    content[few, :8] = np.frombuffer(struct.pack("<Q", counter), np.uint8)
+    return content
+
+
+def _seldom(base: Pages, counter: int) -> Pages:
+    rows = []
+    for row in range(len(base)):
+        steps = 2 ** (row % 8)
+        since = counter // steps  # its own kind of page at each change: steps alone would always leave the same
+        rows.append(_content(base[row : row + 1], since * steps + (since + row) % 4))
+    return np.concatenate(rows)
 
 
 def _counter_page(counter: int) -> Pages:
@@ -105,14 +118,34 @@ class Proof:
 
 
 class TortureMemory:
-    """Implements ``GuestMemory``. The guest takes a step under whoever reads it while it runs."""
+    """Implements ``GuestMemory``. The guest takes a step under whoever reads it while it runs. ``tells_writes``: as on a host
+    whose kernel has soft-dirty bits."""
 
-    def __init__(self, machine: TortureMachine, base: Pages) -> None:
+    def __init__(self, machine: TortureMachine, base: Pages, *, tells_writes: bool) -> None:
         self.page_count = len(base)
         self.base = base
         self.ram = base.copy()
         self.private = np.zeros(len(base), bool)
         self._machine = machine
+        self._lately = np.zeros(len(base), bool)
+        self._tells_writes = tells_writes
+        self._is_marked = False
+
+    def put(self, pages: Any, content: Any) -> None:
+        """What whoever writes does: the guest, and the host."""
+        self.ram[pages] = content
+        self.private[pages] = self._lately[pages] = True
+
+    def scan(self) -> WrittenPages:
+        pages = self.written_pages()
+        return WrittenPages(pages, pages[self._lately[pages]] if self._is_marked else None)
+
+    def mark(self) -> bool:
+        self._machine.check_alive()
+        self._lately[:] = False
+        self._is_marked = self._tells_writes
+        self._machine.step()
+        return self._is_marked
 
     def written_pages(self) -> PageNumbers:
         self._machine.check_alive()
@@ -137,8 +170,7 @@ class TortureMemory:
     def write_pages(self, pages: PageNumbers, content: Pages) -> None:
         assert content.shape == (len(pages), PAGE_SIZE)
         self._machine.check_alive()
-        self.ram[pages] = content
-        self.private[pages] = True
+        self.put(pages, content)
 
     def write_zeros(self, pages: PageNumbers) -> None:
         self.write_pages(pages, np.zeros((len(pages), PAGE_SIZE), np.uint8))
@@ -149,12 +181,12 @@ class TortureMachine:
 
     confinement = CONFINEMENT
 
-    def __init__(self, name: str, base: Pages, disk: object, token: str | None) -> None:
+    def __init__(self, name: str, base: Pages, disk: object, token: str | None, *, tells_writes: bool = False) -> None:
         self.name = name
         self.state = MachineState.PREPARED
         self.layers: list[Path] = []
         self.devices = 0
-        self.memory = TortureMemory(self, base)
+        self.memory = TortureMemory(self, base, tells_writes=tells_writes)
         self.pid = 0
         self.running = asyncio.Event()  # not while the host's disk is full
         self.running.set()
@@ -196,10 +228,12 @@ class TortureMachine:
             self.running.clear()
             self._events.put_nowait(MachineEvent(EventKind.NO_SPACE, error.message))
             raise
-        ram = self.memory.ram
-        ram[COUNTER] = _counter_page(counter)
-        ram[BLOCK] = _block(self.memory.base, counter)
-        self.memory.private[COUNTER] = self.memory.private[BLOCK] = True
+        memory = self.memory
+        memory.put(COUNTER, _counter_page(counter))
+        memory.put(BLOCK, _content(memory.base[BLOCK], counter))
+        seldom = _seldom(memory.base[SELDOM], counter)
+        changed = np.flatnonzero((memory.ram[SELDOM] != seldom).any(axis=1))
+        memory.put(SELDOM.start + changed, seldom[changed])
         self.devices = counter
 
     def _write_disk(self, counter: int) -> None:

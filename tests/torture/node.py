@@ -110,6 +110,7 @@ class _Goldens:
         self._token = token
         self._ram = BaseRam(image / "ram.base")
         self._own: dict[str, Path] = {}
+        self._turns = itertools.cycle((True, False))
         self._image = Image(
             *(DIGEST, "base", WHEN, image, SIZE, DISK_GIB),
             kernel_version="6",
@@ -161,7 +162,8 @@ class _Goldens:
         return machine
 
     def machine(self, name: str) -> TortureMachine:
-        return TortureMachine(name, np.array(self._ram.pages), self._disk, self._token)
+        """Every other one on a host that can tell what it writes."""
+        return TortureMachine(name, np.array(self._ram.pages), self._disk, self._token, tells_writes=next(self._turns))
 
 
 class _Starter(Starter):

@@ -138,6 +138,15 @@ class MachineEvent:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenPages:
+    """``pages`` as ``GuestMemory.written_pages`` tells them; ``lately`` are those among them that were written since the last
+    ``mark``, and maybe others. None: nobody can tell."""
+
+    pages: PageNumbers
+    lately: PageNumbers | None
+
+
 class GuestMemory(Protocol):
     """The guest's RAM seen from the host. Synchronous and fast; call it in a thread. The machine must not be running."""
 
@@ -149,6 +158,15 @@ class GuestMemory(Protocol):
 
     def touched_pages(self) -> PageNumbers:
         """Pages that this machine has read or written. While it runs, an estimate; the kernel maps some neighbours along."""
+        ...
+
+    def scan(self) -> WrittenPages:
+        """What is written, and what of it lately, at one look."""
+        ...
+
+    def mark(self) -> bool:
+        """From now on ``scan`` tells what is written since now. False when the host cannot: then ``lately`` is None until a mark
+        succeeds."""
         ...
 
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:

@@ -1,10 +1,11 @@
 """Guest RAM of a running VMM process, read and written from the host.
 
 ``/proc/PID/pagemap`` (Linux: Documentation/admin-guide/mm/pagemap.rst) tells which pages of the private mapping are no longer
-the base file's: present or swapped, and not a file page. Their bytes are read with process_vm_readv and written with
-process_vm_writev, many scattered pages per call, for each call also hands over the interpreter's lock. Before and after it the
-process is asked for by its pidfd: a number is given to another only after 32,000 more processes. All this needs the rights of a
-tracer, which a parent of the same user has.
+the base file's: present or swapped, and not a file page; and where the kernel has soft-dirty bits (``softdirty``), which of them
+were written since a moment, swapped or not. Their bytes are read with process_vm_readv and written with process_vm_writev, many
+scattered pages per call, for each call also hands over the interpreter's lock. Before and after it the process is asked for by
+its pidfd: a number is given to another only after 32,000 more processes. All this needs the rights of a tracer, which a parent of
+the same user has.
 
 Page numbers are offsets into the RAM file divided by 4096: one backend is mapped once, whatever holes the guest sees.
 """
@@ -23,12 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from perdure.core.errors import InvalidRequest, MachineDied, MachineFailed
-from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
+from perdure.machines import softdirty
+from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages, WrittenPages
 from perdure.machines.pageroom import make_room
 
 _PRESENT = np.uint64(1 << 63)
 _SWAPPED = np.uint64(1 << 62)
 _FILE_PAGE = np.uint64(1 << 61)  # file-mapped or shared anonymous
+_SOFT_DIRTY = np.uint64(softdirty.BIT)
 
 _IOV_MAX = 1024  # iovecs per system call (UIO_MAXIOV)
 _PAGEMAP_CHUNK = 1 << 20  # bytes of pagemap per read: 512 MiB of guest RAM
@@ -45,6 +48,10 @@ for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
     _call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 
 
+_Entries = npt.NDArray[np.uint64]
+_Mask = npt.NDArray[np.bool_]
+
+
 class ProcessMemory:
     """Implements ``GuestMemory`` for one process. Its calls block: use a thread."""
 
@@ -55,6 +62,8 @@ class ProcessMemory:
         self._is_alive = is_alive
         self._address = _find_mapping(pid, ram_inode, page_count * PAGE_SIZE)
         self._pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        self._clear_refs = _open_clear_refs(pid)
+        self._is_marked = False
         self._guard = threading.Lock()
         self._users = 0
         self._closing = self._closed = False
@@ -84,17 +93,38 @@ class ProcessMemory:
             if self._closing and not self._closed and self._users == 0:
                 self._closed = True
                 os.close(self._pagemap)
+                if self._clear_refs is not None:
+                    os.close(self._clear_refs)
 
     def written_pages(self) -> PageNumbers:
         with self._in_use():
-            return self._scan(lambda entries: ((entries & (_PRESENT | _SWAPPED)) != 0) & ((entries & _FILE_PAGE) == 0))
+            return self._find(_are_written)[0]
+
+    def scan(self) -> WrittenPages:
+        with self._in_use():
+            if not self._is_marked:
+                return WrittenPages(self._find(_are_written)[0], None)
+            return WrittenPages(*self._find(_are_written, _are_written_lately))
+
+    def mark(self) -> bool:
+        with self._in_use():
+            self._is_marked = False
+            if self._clear_refs is None:
+                return False
+            try:
+                os.write(self._clear_refs, softdirty.CLEAR)
+            except OSError:  # some of the bits may be cleared
+                return False
+            self._is_marked = True
+            return True
 
     def touched_pages(self) -> PageNumbers:
         with self._in_use():
-            return self._scan(lambda entries: (entries & (_PRESENT | _SWAPPED)) != 0)
+            return self._find(_are_touched)[0]
 
-    def _scan(self, is_wanted: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.bool_]]) -> PageNumbers:
-        found = []
+    def _find(self, *kinds: Callable[[_Entries], _Mask]) -> tuple[PageNumbers, ...]:
+        """The pages of each kind, of the same look at each entry of the pagemap."""
+        found: tuple[list[PageNumbers], ...] = tuple([np.empty(0, np.uint32)] for _ in kinds)
         first = self._address // PAGE_SIZE
         for start in range(0, self.page_count, _PAGEMAP_CHUNK // 8):
             count = min(_PAGEMAP_CHUNK // 8, self.page_count - start)
@@ -102,8 +132,9 @@ class ProcessMemory:
             if len(data) != count * 8:
                 raise MachineDied("The virtual machine ended while its memory was read.")
             entries = np.frombuffer(data, dtype=np.uint64)
-            found.append(np.flatnonzero(is_wanted(entries)).astype(np.uint32) + np.uint32(start))
-        return np.concatenate(found) if found else np.empty(0, dtype=np.uint32)
+            for kind, pages in zip(kinds, found, strict=True):
+                pages.append(np.flatnonzero(kind(entries)).astype(np.uint32) + np.uint32(start))
+        return tuple(np.concatenate(pages) for pages in found)
 
     def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
         self._check(pages)
@@ -183,6 +214,31 @@ def coalesce(pages: PageNumbers) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np
     breaks = np.flatnonzero(wide[1:] != wide[:-1] + np.uint64(1)) + 1
     edges = np.concatenate(([0], breaks, [len(wide)]))
     return wide[edges[:-1]], np.diff(edges).astype(np.uint64)
+
+
+def _are_touched(entries: _Entries) -> _Mask:
+    touched: _Mask = (entries & (_PRESENT | _SWAPPED)) != 0
+    return touched
+
+
+def _are_written(entries: _Entries) -> _Mask:
+    written: _Mask = _are_touched(entries) & ((entries & _FILE_PAGE) == 0)
+    return written
+
+
+def _are_written_lately(entries: _Entries) -> _Mask:
+    lately: _Mask = _are_written(entries) & ((entries & _SOFT_DIRTY) != 0)
+    return lately
+
+
+def _open_clear_refs(pid: int) -> int | None:
+    """None where nobody can tell what is written: of a process of another user, say."""
+    if not softdirty.works():
+        return None
+    try:
+        return os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _find_mapping(pid: int, inode: int, size: int) -> int:

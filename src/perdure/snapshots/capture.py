@@ -21,16 +21,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict
 from perdure.core.files import DISK, Disk, create_file, stored_bytes
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
-from perdure.machines.driver import DiskChain, GuestMemory, Machine, PageNumbers, Pages
-from perdure.machines.pageroom import make_room
+from perdure.machines.driver import DiskChain, Machine, Pages
+from perdure.snapshots import copying
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.alive import process_started
 from perdure.snapshots.baseram import BaseRam
@@ -47,7 +46,7 @@ from perdure.snapshots.manifest import (
     base_file,
 )
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import Recorded, Rehearsal, StillPages, record, rehearse, restore
+from perdure.snapshots.pagelog import Recorded, Rehearsal, record, rehearse
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -58,11 +57,6 @@ SEGMENT_BYTES_MAX = 16 << 20
 LIVE_SHARE = 0.5
 #: Garbage below this is not worth a rewrite.
 GARBAGE_BYTES_MIN = 1 << 20
-#: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
-ROOM_TO_SPARE_PAGES = 2048
-#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part: then a hibernation copies
-#: nothing ahead, but records what stands still as it reads it.
-REHEARSED_PAGES_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +96,13 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture copied; held in memory until ``commit``, but for the pages of a large hibernation, which are read then.
+    """What a capture has; ``memory`` is held until ``commit``, but for the pages of a large hibernation, which are read then.
     ``timings_ms``: devices, overlay, memory, in milliseconds."""
 
     request: CaptureRequest
     directory: Path
     layers: tuple[DiskId, ...]
-    pages: PageNumbers
-    content: Pages | StillPages
+    memory: copying.Copied
     timings_ms: Mapping[str, float]
 
 
@@ -123,6 +116,7 @@ class MachineRun:
         self._next: DiskId | None = None  # recorded for the next checkpoint, not yet written
         self._opened = False  # by the machine
         self._index = index
+        self._marked: PageIndex | None = None  # of the capture since which the machine's memory tells what is written
         self._devices = devices
         self._parent = live.parent_id
         self._writer: SegmentWriter | None = None
@@ -156,6 +150,11 @@ class MachineRun:
         return self._index
 
     @property
+    def _knows_writes(self) -> bool:
+        """Whether what was written since the last mark is all that differs from the index."""
+        return self._marked is self._index
+
+    @property
     def layer_count(self) -> int:
         """Layers of the workspace's own; ``collapse`` brings them down."""
         return len(self._layers)
@@ -173,7 +172,7 @@ class MachineRun:
         await asyncio.to_thread(self.store.make_snapshot_dir, snapshot_id)
         if not goes_on:
             return
-        self._room = await asyncio.to_thread(_room_for, machine.memory.written_pages())
+        self._room = await asyncio.to_thread(copying.room_for, copying.to_copy(machine.memory, lately=self._knows_writes))
         async with self._changing:
             if self._next is None:
                 disk_id = mint_disk()
@@ -223,27 +222,27 @@ class MachineRun:
         timings: dict[str, float] = {}
         begun = time.perf_counter()
         memory = asyncio.create_task(
-            asyncio.to_thread(_write_memory, machine.memory, self.store.segments, self._index, self.spec.base.ram)
+            asyncio.to_thread(copying.write_memory, machine.memory, self.store.segments, self._index, self.spec.base.ram)
         )
         try:
             await machine.attach_disk(self.chain())
-            timings["disk"] = _ms(begun)
+            timings["disk"] = copying.ms(begun)
         except BaseException:
             await asyncio.gather(memory, return_exceptions=True)
             raise
         await memory
-        timings["memory"] = _ms(begun)
+        timings["memory"] = copying.ms(begun)
         loading = time.perf_counter()
         await machine.load_devices(self._devices)
-        timings["devices"] = _ms(loading)
+        timings["devices"] = copying.ms(loading)
         return timings
 
     async def rehearse(self, machine: Machine, enough: threading.Event) -> None:
         """Before a hibernation's capture: make room for the copy, and do of ``commit`` what can be done beforehand, until it is
         ``enough``. The caller waits for the whole of it, and the guest has to flush its disk and to stand still meanwhile."""
         pages = await asyncio.to_thread(machine.memory.written_pages)
-        if len(pages) <= REHEARSED_PAGES_MAX:
-            self._room = await asyncio.to_thread(_room_for, pages)
+        if len(pages) <= copying.REHEARSED_PAGES_MAX:
+            self._room = await asyncio.to_thread(copying.room_for, pages)
             held_against = self.store.segments, self._index, self.spec.base.ram
             self._rehearsal = await asyncio.to_thread(rehearse, *held_against, machine.memory, pages, enough)
 
@@ -272,24 +271,26 @@ class MachineRun:
         directory = self.store.snapshots / request.snapshot_id
         timings: dict[str, float] = {}
         room, self._room = self._room, None
-        copy = _copy_memory if request.goes_on else _copy_or_read_later
+        checkpoint = partial(copying.copy_for_checkpoint, lately=self._knows_writes)
+        copy = checkpoint if request.goes_on else copying.copy_for_hibernation
+        self._marked = None
         memory = asyncio.create_task(asyncio.to_thread(copy, machine.memory, room, timings))
         layers = self._layers
         try:
             begun = time.perf_counter()
             await machine.save_devices(directory / DEVICES)
-            timings["devices"] = _ms(begun)
+            timings["devices"] = copying.ms(begun)
             if request.goes_on:
                 begun = time.perf_counter()
                 await machine.switch_overlay()
                 self._next, self._opened = None, False
-                timings["overlay"] = _ms(begun)
-            pages, content = await memory
+                timings["overlay"] = copying.ms(begun)
+            copied = await memory
         except BaseException:
             await asyncio.wait([memory])
             self.store.discard(request.snapshot_id)
             raise
-        self._pending = Captured(request, directory, layers, pages, content, timings)
+        self._pending = Captured(request, directory, layers, copied, timings)
         return self._pending
 
     def commit(self, captured: Captured, pause_s: float) -> SnapshotFacts:
@@ -298,8 +299,9 @@ class MachineRun:
         Raises NoSpace when the disk is full; the snapshot is then gone, the machine's state is not.
         """
         with _Exclusive(self):
+            is_newest = captured is self._pending
             try:
-                manifest, index = self._write(captured, pause_s)
+                manifest, recorded = self._write(captured, pause_s)
                 crashpoint(CrashPoint.CAPTURE_WRITTEN)
                 self.store.publish(manifest)
             except BaseException:
@@ -311,14 +313,16 @@ class MachineRun:
                 raise
             finally:
                 self._pending = self._rehearsal = None
-            left = self._index.segments() - index.segments()
-            self._index, self._parent = index, captured.request.snapshot_id
+            left = self._index.segments() - recorded.index.segments()
+            self._index, self._parent = recorded.index, captured.request.snapshot_id
+            # After damage the next capture copies all pages, and so writes them anew.
+            self._marked = self._index if captured.memory.is_marked and is_newest and not recorded.damaged else None
             self.store.sweep([segment_file(name) for name in left])  # the snapshots that named them may be gone already
             if self._writer is not None and self._writer.size > SEGMENT_BYTES_MAX:
                 self._seal()
         return manifest.facts()
 
-    def _write(self, captured: Captured, pause_s: float) -> tuple[Manifest, PageIndex]:
+    def _write(self, captured: Captured, pause_s: float) -> tuple[Manifest, Recorded]:
         spec, request, base = self.spec, captured.request, self.spec.base
         writer = self._writer = self._writer or SegmentWriter(self.store.segments, mint_segment(), self.store.disk)
         with ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-commit") as beside:
@@ -328,7 +332,7 @@ class MachineRun:
                 self.store.segments,
                 self._rehearsal if self._rehearsal is not None and self._rehearsal.last is self._index else self._index,
                 base.ram,
-                (captured.pages, captured.content),
+                (captured.memory.pages, captured.memory.content),
                 writer,
                 leave=self._mostly_dead(writer) if request.goes_on else frozenset(),
             )
@@ -354,7 +358,7 @@ class MachineRun:
             layers=layers,
             memory=memory,
         )
-        return manifest, recorded.index
+        return manifest, recorded
 
     def _mostly_dead(self, writer: SegmentWriter) -> frozenset[SegmentId]:
         """Closed segments that are not worth keeping for the little that is needed of them."""
@@ -415,37 +419,6 @@ def create_overlay(store: SnapshotStore, disk_id: DiskId, disk_gib: int) -> None
     store.disk.sync_dir(store.disks)
 
 
-def _room_for(pages: PageNumbers) -> Pages:
-    """For the pages written so far, and some that the guest writes until it stands still."""
-    return make_room(len(pages) + ROOM_TO_SPARE_PAGES, ahead=True)
-
-
-def _copy_or_read_later(
-    memory: GuestMemory, room: Pages | None, timings: dict[str, float]
-) -> tuple[PageNumbers, Pages | StillPages]:
-    pages = memory.written_pages()
-    return (pages, StillPages(memory, pages)) if len(pages) > REHEARSED_PAGES_MAX else _copy_memory(memory, room, timings)
-
-
-def _copy_memory(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> tuple[PageNumbers, Pages | StillPages]:
-    begun = time.perf_counter()
-    pages = memory.written_pages()
-    content = memory.read_pages(pages, room)
-    timings["memory"] = _ms(begun)
-    return pages, content
-
-
-def _write_memory(memory: GuestMemory, segments: Path, index: PageIndex, base: BaseRam) -> None:
-    """Make the machine's memory what the index says, whatever it has touched of it before."""
-    touched = memory.written_pages()
-    stale = np.setdiff1d(touched, np.union1d(index.pages, index.zeros), assume_unique=True).astype(np.uint32)
-    if len(stale):
-        memory.write_pages(stale, base.read(stale))
-    if len(index.zeros):
-        memory.write_zeros(index.zeros)
-    restore(segments, index, base, memory)
-
-
 def _device_fact(path: Path, disk: Disk = DISK) -> FileFact:
     disk.sync_file(path)
     data = path.read_bytes()
@@ -484,7 +457,3 @@ def mint_segment() -> SegmentId:
 def now_ms() -> int:
     """For ids only, which sort by creation."""
     return time.time_ns() // 1_000_000
-
-
-def _ms(since: float) -> float:
-    return (time.perf_counter() - since) * 1000

@@ -10,10 +10,8 @@ All functions are synchronous and use a few threads; call them through ``asyncio
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,69 +22,36 @@ import numpy.typing as npt
 
 from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import SegmentId
-from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
+from perdure.machines.driver import GuestMemory, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import U32, PageIndex
+from perdure.snapshots.pageread import Rows, SegmentReaders, by_frame, load, read, threads
 from perdure.snapshots.segments import (
     FRAME_PAGES,
     SPARSE_WORDS,
     WORDS_PER_PAGE,
     Codec,
     EncodedFrame,
-    SegmentReader,
     SegmentWriter,
-    corrupt,
-    decode_pages,
     encode_frame,
-    needs_base,
-    page_hashes,
-    segment_file,
 )
 
 #: Units of work of a thread. Those that compare are small, so that both sides stay in the processor's cache.
 BATCH_PAGES = 256
 _FRAMES_PER_COMPARE = 4
-_FRAMES_PER_LOAD = 16
-_FRAMES_PER_RESTORE = 4
 _FRAMES_PER_WRITE = 16
+_FRAMES_PER_MOVE = 64
 REHEARSED_AT_ONCE = 1024
 FRAME_LIVE_SHARE = 0.5
 #: So much is handed to the disk while the rest is still being made; a small capture is synced once.
 _BYTES_PER_FLUSH = 64 << 20
 
 Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
 
-_AHEAD = max(2, min(8, os.cpu_count() or 2))
-_threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
 #: Of a machine that stands still so many pages are read at once: 16 MiB.
 _STILL_PAGES = 4096
 _flusher = ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-flush")
-
-
-class SegmentReaders:
-    """Open segments of one directory, for the length of one operation."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._open: dict[SegmentId, SegmentReader] = {}
-
-    def __enter__(self) -> SegmentReaders:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for reader in self._open.values():
-            reader.close()
-
-    def open_all(self, segments: Sequence[SegmentId]) -> None:
-        """Open what is not open yet; afterwards threads may share this object."""
-        for segment in segments:
-            if segment not in self._open:
-                self._open[segment] = SegmentReader(self._directory, segment)
-
-    def __getitem__(self, segment: SegmentId) -> SegmentReader:
-        return self._open[segment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +67,14 @@ class StillPages:
 
 
 @dataclass(frozen=True, slots=True)
+class LatelyWritten:
+    """Copies of the pages that were written since the capture that the last index is of. All others are as they were then."""
+
+    pages: PageNumbers
+    content: Pages
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """Pages as they were a moment before the machine stood still, and which were as in the index ``last``. One that still has
     these bytes is unchanged: to see that takes a fraction of decoding what is stored of it."""
@@ -114,57 +87,26 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one ``record`` did. Bytes are as stored, frame heads included."""
+    """What one ``record`` did. Bytes are as stored, frame heads included. ``damaged``: something stored cannot be read, and was
+    not copied; a capture of all pages writes it anew."""
 
     index: PageIndex
     pages_changed: int
     appended_bytes: int
-
-
-def load(directory: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[PageNumbers, Pages]]:
-    """The located pages of an index with their content, in batches; pages ascend within a batch. Zero pages are not in it.
-
-    Reads a few batches ahead. Raises CorruptSnapshot naming the segment when a checksum does not hold.
-    """
-    with SegmentReaders(directory) as readers:
-        readers.open_all(index.frames.ids)
-        batches = _by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_LOAD)
-        waiting = deque[Future[Pages]]()
-        for number, batch in enumerate(batches):
-            while len(waiting) < min(_AHEAD, len(batches) - number):
-                waiting.append(_threads.submit(_read, readers, index, batches[number + len(waiting)], base, True))
-            yield index.pages[batch], waiting.popleft().result()
-
-
-def read_at(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam) -> Pages:
-    """Content of the located pages at these positions of the index, verified; read in the calling thread alone."""
-    return _read(readers, index, positions, base, True)
-
-
-def restore(directory: Path, index: PageIndex, base: BaseRam, memory: GuestMemory) -> None:
-    """Write the located pages of an index into a machine; each thread decodes and writes. Zero pages are not among them.
-
-    Raises CorruptSnapshot naming the segment when a checksum does not hold; memory then holds a part.
-    """
-    with SegmentReaders(directory) as readers:
-        readers.open_all(index.frames.ids)
-
-        def write(positions: Rows) -> None:
-            memory.write_pages(index.pages[positions], _read(readers, index, positions, base, True))
-
-        list(_threads.map(write, _by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_RESTORE)))
+    damaged: bool = False
 
 
 def record(
     directory: Path,
     last: PageIndex | Rehearsal,
     base: BaseRam,
-    captured: tuple[PageNumbers, Pages | StillPages],
+    captured: tuple[PageNumbers, Pages | StillPages | LatelyWritten],
     writer: SegmentWriter,
     *,
     leave: frozenset[SegmentId] = frozenset(),
 ) -> Recorded:
-    """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base.
+    """Append what differs from ``last`` and return the new index. ``captured`` are all pages that may differ from the base,
+    whether all of them were copied or only the ``LatelyWritten``.
 
     Pages that ``last`` has in the segments ``leave`` are appended too, so that the new index needs those no more, and so are the
     last few that are needed of a frame: a wake decodes whole frames. Nothing is durable before ``writer.sync()``.
@@ -175,36 +117,76 @@ def record(
     if isinstance(content, StillPages):
         last = last.last if isinstance(last, Rehearsal) else last
         return _record_still(directory, _without(last, leave), base, content, writer)
+    if isinstance(content, LatelyWritten):
+        last = last.last if isinstance(last, Rehearsal) else last
+        return _record_lately(directory, last, base, (written, content), writer, leave)
     known = np.zeros(len(written), bool)
     if isinstance(last, Rehearsal):
         known = _as_rehearsed(last, written, content)
         last = last.last
     last = _without(last, leave)
-    part = _record_part(directory, last, base, (written, content, known), writer, crumbs=False)
-    return Recorded(_joined(last, *part), len(part[2].pages), sum(part[2].lengths))
+    kept, zeros, appended = _record_part(directory, last, base, (written, content, known), writer, crumbs=False)
+    return _recorded(last, kept, zeros, (appended,))
 
 
 def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillPages, writer: SegmentWriter) -> Recorded:
     room = make_room(min(len(still), _STILL_PAGES), ahead=False)
-    parts, flushes = [], _Flushes(writer)
-    try:
+    parts = []
+    with _Flushes(writer) as flushes:
         for at in range(0, max(1, len(still)), _STILL_PAGES):
             pages = still.pages[at : at + _STILL_PAGES]
             content = still.memory.read_pages(pages, room)
             parts.append(_record_part(directory, last, base, (pages, content, np.zeros(len(pages), bool)), writer, crumbs=True))
             flushes.look()
-        flushes.end()
-    except BaseException:
-        flushes.undo()
-        raise
     kept, zeros, appended = zip(*parts, strict=True)
+    return _recorded(last, np.concatenate(kept), np.concatenate(zeros), appended)
+
+
+def _record_lately(
+    directory: Path,
+    last: PageIndex,
+    base: BaseRam,
+    captured: tuple[PageNumbers, LatelyWritten],
+    writer: SegmentWriter,
+    leave: frozenset[SegmentId],
+) -> Recorded:
+    """What was not copied keeps its place. What of it must be written anew all the same comes from the log, as in ``rewrite``."""
+    private, lately = captured
+    copied = np.isin(last.pages, lately.pages, assume_unique=True)
+    left = _in_segments(last, leave)
+    quiet = np.flatnonzero(
+        np.isin(last.pages, private, assume_unique=True) & ~copied
+    )  # what is the base's again is not among them
+    compared = np.flatnonzero(copied & ~left)
+    quiet_zeros = np.setdiff1d(np.intersect1d(last.zeros, private, assume_unique=True), lately.pages, assume_unique=True)
+    with _Flushes(writer) as flushes, SegmentReaders(directory) as readers:
+        part = (lately.pages, lately.content, np.zeros(len(lately.pages), bool))
+        kept, zeros, appended = _record_part(directory, _only(last, compared), base, part, writer, crumbs=True)
+        flushes.look()
+        moving = left[quiet] | _crumbs(last, np.concatenate((quiet, compared[kept])))[last.frame[quiet]]
+        stay, parts, damaged = [quiet[~moving], compared[kept]], [appended], False
+        readers.open_all(last.frames.ids)
+        for some in by_frame(last, quiet[moving], _FRAMES_PER_MOVE):
+            try:
+                content = read(readers, last, some, base, True)
+            except CorruptSnapshot:
+                stay.append(some)
+                damaged = True
+                continue
+            part = (last.pages[some], content, np.zeros(len(some), bool))
+            parts.append(_record_part(directory, _only(last, some[:0]), base, part, writer, crumbs=True)[2])
+            flushes.look()
+    recorded = _recorded(last, np.concatenate(stay), np.union1d(zeros, quiet_zeros).astype(np.uint32), parts)
+    return replace(recorded, damaged=damaged)
+
+
+def _recorded(last: PageIndex, kept: Rows, zeros: PageNumbers, parts: Sequence[_Appended]) -> Recorded:
     whole = _Appended(
-        writer.segment_id,
-        np.concatenate([part.pages for part in appended]),
-        *([one for part in appended for one in getattr(part, name)] for name in ("offsets", "lengths", "counts")),
+        parts[0].segment,
+        np.concatenate([part.pages for part in parts]),
+        *([one for part in parts for one in getattr(part, name)] for name in ("offsets", "lengths", "counts")),
     )
-    index = _joined(last, np.concatenate(kept), np.concatenate(zeros), whole)
-    return Recorded(index, len(whole.pages), sum(whole.lengths))
+    return Recorded(_joined(last, kept, zeros, whole), len(whole.pages), sum(whole.lengths))
 
 
 def _record_part(
@@ -226,7 +208,7 @@ def _record_part(
         unchanged, kept = _without_crumbs(last, unchanged, kept)
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
-    parts = list(_threads.map(lambda rows: _classify(base, written, content, rows), batches))
+    parts = list(threads.map(lambda rows: _classify(base, written, content, rows), batches))
     zeros = written[np.concatenate([part.zero for part in parts])]
     chunks: list[_Chunk] = []
     for sparse in (True, False):
@@ -255,10 +237,8 @@ def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozense
 
     Raises CorruptSnapshot when a page's checksum does not hold: damage is never copied as if it were good.
     """
-    numbers = [number for number, name in enumerate(index.frames.ids) if name in segments]
-    moving = np.isin(index.frames.segment[index.frame], numbers)
-    movers = replace(index, pages=index.pages[moving], frame=index.frame[moving], slot=index.slot[moving])
-    loaded = list(load(directory, movers, base))
+    moving = _in_segments(index, segments)
+    loaded = list(load(directory, _only(index, np.flatnonzero(moving)), base))
     pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
     content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
     kinds = _classify(base, pages, content, np.argsort(pages))
@@ -266,32 +246,39 @@ def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozense
     return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
 
 
+def _only(index: PageIndex, positions: Rows) -> PageIndex:
+    """The index as if it located nothing but what is at these positions."""
+    return replace(index, pages=index.pages[positions], frame=index.frame[positions], slot=index.slot[positions])
+
+
 def _without(index: PageIndex, segments: frozenset[SegmentId]) -> PageIndex:
     """The index as if it located nothing in these segments."""
+    left = _in_segments(index, segments)
+    return _only(index, np.flatnonzero(~left)) if left.any() else index
+
+
+def _in_segments(index: PageIndex, segments: frozenset[SegmentId]) -> Mask:
+    """Which located pages are in these segments."""
     numbers = [number for number, name in enumerate(index.frames.ids) if name in segments]
-    if not numbers:
-        return index
-    kept = ~np.isin(index.frames.segment[index.frame], numbers)
-    return replace(index, pages=index.pages[kept], frame=index.frame[kept], slot=index.slot[kept])
+    return np.isin(index.frames.segment[index.frame], numbers)
+
+
+def _crumbs(index: PageIndex, needed: Rows) -> Mask:
+    """Which frames would be needed for less than ``FRAME_LIVE_SHARE`` of their pages, if these positions are what is needed."""
+    live = np.bincount(index.frame[needed], minlength=len(index.frames))
+    few: Mask = live < FRAME_LIVE_SHARE * index.frames.count
+    return few
 
 
 def _without_crumbs(last: PageIndex, unchanged: Mask, kept: Rows) -> tuple[Mask, Rows]:
-    """The same without the pages of frames that would be needed for less than ``FRAME_LIVE_SHARE`` of their pages."""
-    live = np.bincount(last.frame[kept], minlength=len(last.frames))
-    crumbs = (live < FRAME_LIVE_SHARE * last.frames.count)[last.frame[kept]]
+    """The same without the pages of frames that would be needed for little."""
+    crumbs = _crumbs(last, kept)[last.frame[kept]]
     unchanged[np.flatnonzero(unchanged)[crumbs]] = False
     return unchanged, kept[~crumbs]
 
 
 def _chunks(rows: Rows, *, sparse: bool) -> list[_Chunk]:
     return [_Chunk(rows[at : at + FRAME_PAGES], sparse) for at in range(0, len(rows), FRAME_PAGES)]
-
-
-def _by_frame(index: PageIndex, positions: Rows, frames: int) -> list[Rows]:
-    """Positions grouped so that each group holds all those of ``frames`` frames, ascending."""
-    order = positions[np.argsort(index.frame[positions], kind="stable")]
-    begins = np.flatnonzero(np.diff(index.frame[order], prepend=np.uint32(0xFFFFFFFF)))
-    return [np.sort(group) for group in np.split(order, begins[frames::frames])] if len(order) else []
 
 
 def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) -> Mask:
@@ -304,7 +291,7 @@ def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) ->
         rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
         same[rows] = _same_rows(_take(content, rows), rehearsal.content[before])
 
-    list(_threads.map(compare, range(0, len(here), BATCH_PAGES)))
+    list(threads.map(compare, range(0, len(here), BATCH_PAGES)))
     return same
 
 
@@ -326,7 +313,7 @@ def _unchanged(
 
     def compare(positions: Rows) -> None:
         try:
-            before = _read(readers, last, positions, base, False)
+            before = read(readers, last, positions, base, False)
         except CorruptSnapshot:
             return  # what cannot be read is written anew: the log mends itself
         rows = row_of[positions]
@@ -334,33 +321,38 @@ def _unchanged(
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
-        for _ in _threads.map(compare, _by_frame(last, at[found & ~known], _FRAMES_PER_COMPARE)):
+        for _ in threads.map(compare, by_frame(last, at[found & ~known], _FRAMES_PER_COMPARE)):
             pass
     return same, at[same]
 
 
 class _Flushes:
-    """Hands what is written to the disk while the rest is still being made."""
+    """Hands what is written to the disk while the rest is still being made. A failure takes back all that was written since."""
 
     def __init__(self, writer: SegmentWriter) -> None:
         self._writer = writer
         self._begun = self._handed = writer.size
         self._running: list[Future[None]] = []
 
+    def __enter__(self) -> _Flushes:
+        return self
+
     def look(self) -> None:
         if self._writer.size - self._handed >= _BYTES_PER_FLUSH and (not self._running or self._running[-1].done()):
             self._handed = self._writer.size
             self._running.append(_flusher.submit(self._writer.sync))
 
-    def end(self) -> None:
-        """An error is told once: the caller's own sync would not hear of it."""
-        for flush in self._running:
-            flush.result()
-
-    def undo(self) -> None:
-        """Take back all that was written since."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         wait(self._running)
-        self._writer.cut(self._begun)
+        try:
+            if error is None:  # an error of theirs is told once: the caller's own sync would not hear of it
+                for flush in self._running:
+                    flush.result()
+        except BaseException:
+            self._writer.cut(self._begun)
+            raise
+        if error is not None:
+            self._writer.cut(self._begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,18 +425,13 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
 
     pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
     done = _Appended(writer.segment_id, pages, [], [], [])
-    encoded = _threads.map(encode, chunks)
-    flushes = _Flushes(writer)
-    try:
+    encoded = threads.map(encode, chunks)
+    with _Flushes(writer) as flushes:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
             done.lengths.extend(frame.size for frame in some)
             done.counts.extend(frame.count for frame in some)
             flushes.look()
-        flushes.end()
-    except BaseException:
-        flushes.undo()
-        raise
     return done
 
 
@@ -462,37 +449,3 @@ def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended
     slot = np.concatenate((last.slot[kept], new_slot.astype(np.uint8)))
     by_page = np.argsort(pages, kind="stable")
     return PageIndex(last.page_count, pages[by_page], frame[by_page], slot[by_page], zeros, table)
-
-
-def _read(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
-    """Content of the index's pages at these positions. Each frame is read once."""
-    out = np.empty((len(positions), PAGE_SIZE), np.uint8)
-    for rows in _rows_by_frame(index, positions):
-        out[rows] = _read_frame(readers, index, positions[rows], base, verify)
-    return out
-
-
-def _rows_by_frame(index: PageIndex, positions: Rows) -> list[Rows]:
-    frame = index.frame[positions]
-    order = np.argsort(frame, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(frame[order])) + 1) if len(order) else []
-
-
-def _read_frame(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
-    """Content of the index's pages at these positions, all of one frame."""
-    frames, number = index.frames, int(index.frame[positions[0]])
-    pages, slots = index.pages[positions], index.slot[positions]
-    name = frames.ids[frames.segment[number]]
-    frame = readers[name].frame(int(frames.offset[number]), int(frames.length[number]))
-    where = segment_file(name)
-    if int(slots.max()) >= len(frame.pages) or not np.array_equal(frame.pages[slots], pages):
-        raise corrupt(where, "a frame holds other pages than its index says")
-    below = base.read(frame.pages) if needs_base(frame.codec) else base.pages[:0]
-    content, hashes = decode_pages(frame, below, where), frame.hashes
-    if len(slots) < len(frame.pages):
-        content, hashes = content[slots], hashes[slots]
-    elif not np.array_equal(slots, np.arange(len(slots))):
-        raise corrupt(where, "a frame's pages are out of order")
-    if verify and not np.array_equal(page_hashes(content), hashes):
-        raise corrupt(where, "a page's checksum does not hold")
-    return content

@@ -25,7 +25,7 @@ from perdure.snapshots.capture import now_ms
 from perdure.snapshots.compact import put_index
 from perdure.snapshots.manifest import BaseRef
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import SegmentReaders, read_at
+from perdure.snapshots.pageread import SegmentReaders, read_at
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import SnapshotFacts
 

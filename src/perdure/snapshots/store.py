@@ -41,7 +41,7 @@ from perdure.snapshots.hints import Hints
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest, base_file
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import load
+from perdure.snapshots.pageread import load
 from perdure.snapshots.segments import SegmentReader, segment_file
 from perdure.wire.node import SnapshotFacts
 

@@ -7,12 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from perdure.core.config import Settings
+from perdure.machines import softdirty
 from perdure.machines.driver import Machine, Shape
 from perdure.machines.qemu import QemuConfig, QemuDriver
 from tests.contract.machines import tinyguest
@@ -25,6 +27,8 @@ QEMU10_PLACES = (
     Path.home() / ".cache/perdure/qemu10/bin/qemu-system-x86_64",
 )
 MEMORY_MIB = 192
+#: As on a host whose kernel has no soft-dirty bits, and as on one that has them.
+FAKES = ("fake", "fake-soft-dirty")
 
 
 def qemu_binaries() -> dict[str, str]:
@@ -42,22 +46,23 @@ def make_qemu_world(name: str, binary: str, directory: Path, base_image: Path) -
     (directory / "agent.raw").write_bytes(b"agent disk".ljust(1 << 20, b"\0"))
     shape = Shape(base_image / "kernel", directory / "initrd", directory / "agent.raw", MEMORY_MIB, 1, DISK_BYTES)
     driver = QemuDriver(QemuConfig(qemu=binary))
-    return World(name, lambda: driver, make_qcow2, directory, shape)
+    return World(name, lambda: driver, make_qcow2, directory, shape, softdirty.works())
 
 
-def make_fake_world(directory: Path) -> World:
+def make_fake_world(directory: Path, *, tells_writes: bool) -> World:
     for name in ("kernel", "initrd", "agent.raw"):
         (directory / name).write_bytes(b"")
     shape = Shape(directory / "kernel", directory / "initrd", directory / "agent.raw", 16, 1, DISK_BYTES)
-    return World("fake", FakeDriver, lambda path: path.write_bytes(b""), directory, shape)
+    make_driver = partial(FakeDriver, tells_writes=tells_writes)
+    return World("fake", make_driver, lambda path: path.write_bytes(b""), directory, shape, tells_writes)
 
 
 def _worlds(name: str, request: pytest.FixtureRequest) -> Iterator[World]:
     directory = Path(tempfile.mkdtemp(prefix="perdure-machines-"))
     directory.chmod(0o755)
     try:
-        if name == "fake":
-            world = make_fake_world(directory)
+        if name in FAKES:
+            world = make_fake_world(directory, tells_writes=name == "fake-soft-dirty")
         else:
             world = make_qemu_world(name, qemu_binaries()[name], directory, request.getfixturevalue("base_image"))
         asyncio.run(make_golden(world))
@@ -69,7 +74,7 @@ def _worlds(name: str, request: pytest.FixtureRequest) -> Iterator[World]:
 _QEMUS = [pytest.param(name, marks=pytest.mark.qemu) for name in qemu_binaries()]
 
 
-@pytest.fixture(scope="session", params=["fake", *_QEMUS])
+@pytest.fixture(scope="session", params=[*FAKES, *_QEMUS])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every kind of machine."""
     yield from _worlds(request.param, request)

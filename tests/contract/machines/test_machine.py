@@ -246,6 +246,33 @@ async def test_pages_and_zeros_are_written_where_they_belong(world: World) -> No
         await machine.kill()
 
 
+async def test_what_is_written_after_a_mark_is_told_or_nothing_is(world: World) -> None:
+    machine = await world.make_driver().prepare(world.spec())
+    memory = machine.memory
+
+    def write(*pages: int) -> None:
+        memory.write_pages(np.array(pages, np.uint32), np.full((len(pages), PAGE_SIZE), len(pages), np.uint8))
+
+    try:
+        assert memory.scan().lately is None, "nobody has set a mark yet"
+        write(1, 5, 300)
+        told = memory.mark()
+        first = memory.scan()
+        write(5, 7)
+        second = memory.scan()
+        memory.read_pages(np.array([1, 300], np.uint32))
+        third = memory.scan()
+        assert memory.mark() == told
+        fourth = memory.scan()
+        assert first.pages.tolist() == [1, 5, 300]
+        assert second.pages.tolist() == third.pages.tolist() == fourth.pages.tolist() == [1, 5, 7, 300]
+        found = [None if one.lately is None else one.lately.tolist() for one in (first, second, third, fourth)]
+        assert found == ([[], [5, 7], [5, 7], []] if told else [None] * 4)
+        assert told == world.tells_writes
+    finally:
+        await machine.kill()
+
+
 async def test_page_numbers_that_cannot_be(world: World) -> None:
     machine = await world.make_driver().prepare(world.spec())
     memory = machine.memory

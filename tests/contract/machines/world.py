@@ -51,6 +51,7 @@ class World:
     make_layer: Callable[[Path], None]
     directory: Path
     shape: Shape
+    tells_writes: bool
     golden: Captured | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 

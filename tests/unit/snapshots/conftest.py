@@ -11,9 +11,10 @@ from tests.fakes.base_ram import make_base
 from tests.fakes.tiny_node import Node
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    node = Node(tmp_path)
+@pytest.fixture(params=[False, True], ids=["", "soft-dirty"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    """On a host that cannot tell what machines write, and on one that can."""
+    node = Node(tmp_path, tells_writes=request.param)
     assert node.store.open().debris == ()
     return node
 

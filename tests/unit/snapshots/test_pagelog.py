@@ -20,7 +20,8 @@ from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
 from perdure.snapshots import pagelog
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import Rehearsal, StillPages, load, record, rehearse, restore
+from perdure.snapshots.pagelog import LatelyWritten, Rehearsal, StillPages, record, rehearse
+from perdure.snapshots.pageread import load, restore
 from perdure.snapshots.segments import (
     Codec,
     SegmentWriter,
@@ -41,6 +42,7 @@ class Model:
     index: PageIndex
     private: set[int] = field(default_factory=set)
     rehearsal: Rehearsal | None = None
+    lately: set[int] | None = None  # written since the last capture, where that is known
 
     def rehearse(self, directory: Path, pages: PageNumbers, enough_after: int) -> None:
         """Stopped after so many pages or a few more."""
@@ -66,10 +68,17 @@ class Model:
 
     def write(self, page: int, kind: str, seed: int) -> None:
         self.private.add(page)
+        if self.lately is not None:
+            self.lately.add(page)
         if kind == "zero":
             self.ram[page] = 0
         elif kind == "base":
             self.ram[page] = self.base.pages[page]
+        elif kind == "gone":  # the machine gave the page back: it is the file's again
+            self.ram[page] = self.base.pages[page]
+            self.private.discard(page)
+            if self.lately is not None:
+                self.lately.discard(page)
         elif kind == "word":
             self.ram[page, seed % PAGE_SIZE] ^= 1 + seed % 255
         elif kind == "text":
@@ -79,6 +88,14 @@ class Model:
 
     def written(self) -> PageNumbers:
         return np.array(sorted(self.private), np.uint32)
+
+    def copied(self, *, lately: bool) -> tuple[PageNumbers, Pages | LatelyWritten]:
+        """What a capture has of it now: all, or what was written ``lately`` where that is known."""
+        pages, some, self.lately = self.written(), self.lately, set()
+        if not lately or some is None:
+            return pages, self.ram[pages]
+        numbers = np.array(sorted(some), np.uint32)
+        return pages, LatelyWritten(numbers, self.ram[numbers])
 
 
 def writer(directory: Path) -> SegmentWriter:
@@ -126,7 +143,7 @@ STEP = st.one_of(
         st.lists(
             st.tuples(
                 st.integers(0, RAM_PAGES - 1),
-                st.sampled_from(["zero", "base", "word", "text", "random"]),
+                st.sampled_from(["zero", "base", "word", "text", "random", "gone"]),
                 st.integers(0, 2**32 - 1),
             ),
             max_size=90,
@@ -153,7 +170,7 @@ def test_any_history_comes_back_exactly(history: list, choice) -> None:
             if kind == "rehearse":
                 machine.rehearse(directory, machine.written(), choice.randint(0, 100))
                 continue
-            captured = (machine.written(), machine.ram[machine.written()])
+            captured = machine.copied(lately=choice.random() < 0.7)
             closed = sorted(machine.index.segments() - {segments[id(machine)].segment_id})
             leave = frozenset(name for name in closed if choice.random() < 0.3)
             machine.index = record(directory, machine.against, base, captured, segments[id(machine)], leave=leave).index
@@ -200,7 +217,8 @@ def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, ba
     log.close()
 
 
-def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam) -> None:
+@pytest.mark.parametrize("lately", [False, True])
+def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam, lately: bool) -> None:
     """Hot pages move to every capture's own frames, and leave behind frames of which a few cold pages are needed."""
     machine, log = captured(tmp_path, base)
     chance = np.random.default_rng(11)
@@ -208,11 +226,86 @@ def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam)
     for number in range(30):
         for page in {*range(40), *chance.integers(40, 130, 8).tolist()}:
             machine.write(page, "random", 1000 * number + page)
-        machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), log).index
+        machine.index = record(tmp_path, machine.index, base, machine.copied(lately=lately), log).index
         decoded.append(int(machine.index.frames.count.sum()))
         assert np.array_equal(restored(tmp_path, machine.index, base), machine.ram)
     assert max(decoded) <= 2 * 130, decoded
     log.close()
+
+
+def test_of_what_was_not_copied_everything_keeps_its_place(tmp_path: Path, base: BaseRam) -> None:
+    machine, log = captured(tmp_path, base)
+    machine.write(70, "zero", 1)
+    machine.index = record(tmp_path, machine.index, base, machine.copied(lately=False), log).index
+    before = machine.index
+    machine.write(3, "random", 1)
+    machine.write(5, "gone", 1)
+    done = record(tmp_path, before, base, machine.copied(lately=True), log)
+    assert (done.pages_changed, done.damaged) == (1, False)
+    assert done.index.zeros.tolist() == [70]
+    assert 5 not in done.index.pages
+    there, at = before.find(done.index.pages)
+    same = there & (done.index.pages != 3)
+    assert np.array_equal(before.slot[at[same]], done.index.slot[same])
+    offsets = before.frames.offset[before.frame[at[same]]]
+    assert np.array_equal(offsets, done.index.frames.offset[done.index.frame[same]])
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+    machine.write(70, "random", 1)
+    machine.write(71, "gone", 1)
+    done = record(tmp_path, done.index, base, machine.copied(lately=True), log)
+    assert done.index.zeros.tolist() == []
+    idle = record(tmp_path, done.index, base, machine.copied(lately=True), log)
+    assert (idle.pages_changed, idle.appended_bytes) == (0, 0)
+    assert idle.index.to_bytes() == done.index.to_bytes()
+    assert np.array_equal(restored(tmp_path, idle.index, base), machine.ram)
+    log.close()
+
+
+def test_a_segment_is_left_without_a_copy_of_its_pages(tmp_path: Path, base: BaseRam) -> None:
+    """They come from the log; damage among them is never written anew, but told, and mended by a capture of all pages."""
+    machine, log = captured(tmp_path, base)
+    log.close()
+    machine.lately = set()
+    again = writer(tmp_path)
+    done = record(tmp_path, machine.index, base, machine.copied(lately=True), again, leave=frozenset((log.segment_id,)))
+    assert done.index.segments() == {again.segment_id}
+    assert (done.pages_changed, done.damaged) == (130, False)
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+    data = bytearray(log.path.read_bytes())
+    data[int(machine.index.frames.offset[1]) + 200] ^= 1
+    log.path.write_bytes(data)
+    third = writer(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pagelog, "_FRAMES_PER_MOVE", 1)
+        done = record(tmp_path, machine.index, base, machine.copied(lately=True), third, leave=frozenset((log.segment_id,)))
+    assert done.damaged
+    assert done.pages_changed == 130 - 64, "the others are saved"
+    with pytest.raises(CorruptSnapshot):
+        restored(tmp_path, done.index, base)
+    done = record(tmp_path, done.index, base, machine.copied(lately=False), third)
+    assert not done.damaged
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+    for segment in (again, third):
+        segment.close()
+
+
+def test_a_full_disk_takes_back_what_was_moved_too(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    base = make_base(tmp_path)
+    machine, log = captured(tmp_path, base)
+    log.close()
+    machine.lately = set()
+    machine.write(3, "random", 5)
+    copied = machine.copied(lately=True)
+    again = SegmentWriter(tmp_path, SegmentId("seg_full"), disk)
+    disk.room = 20_000  # for the copied page, not for those that move
+    with pytest.raises(NoSpace):
+        record(tmp_path, machine.index, base, copied, again, leave=frozenset((log.segment_id,)))
+    assert again.size <= 64, "at most its head is left"
+    disk.room = None
+    done = record(tmp_path, machine.index, base, copied, again, leave=frozenset((log.segment_id,)))
+    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
+    again.close()
 
 
 def test_an_idle_machine_writes_no_segment(tmp_path: Path, base: BaseRam) -> None:

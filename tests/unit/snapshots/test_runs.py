@@ -385,7 +385,7 @@ async def test_a_long_wake_does_not_grow_the_log(node: Node, monkeypatch: pytest
 
 async def test_a_large_hibernation_copies_nothing_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands still is read while it is recorded; the machine must live until then, and loses nothing if the disk is full."""
-    monkeypatch.setattr("perdure.snapshots.capture.REHEARSED_PAGES_MAX", 50)
+    monkeypatch.setattr("perdure.snapshots.copying.REHEARSED_PAGES_MAX", 50)
     run, machine = await node.wake(1)
     machine.write_memory(slice(0, 200), np.random.default_rng(4).integers(0, 255, (200, PAGE_SIZE), np.uint8))
     await run.rehearse(machine, threading.Event())  # type: ignore[arg-type]
@@ -407,7 +407,7 @@ async def test_a_large_hibernation_copies_nothing_ahead(node: Node, monkeypatch:
 async def test_a_machine_that_dies_during_a_large_hibernation_leaves_no_snapshot(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.snapshots.capture.REHEARSED_PAGES_MAX", 50)
+    monkeypatch.setattr("perdure.snapshots.copying.REHEARSED_PAGES_MAX", 50)
     run, machine = await node.wake(1)
     first = await capture(run, machine)
     machine.write_memory(slice(0, 200), 3)

@@ -34,7 +34,8 @@ from perdure.snapshots.objects.chunks import REGION_PAGES, Kind, Source, bytes_s
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import load, record
+from perdure.snapshots.pagelog import record
+from perdure.snapshots.pageread import load
 from perdure.snapshots.segments import SegmentWriter
 from perdure.snapshots.store import Pins, SnapshotStore
 from perdure.wire.node import SnapshotFacts
