@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -45,7 +42,7 @@ def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted; everything the benchmark started has been put away.\n")
         return 130
-    document = {"suite": suite, "host": host(), "rows": [row.public() for row in rows]}
+    document = {"suite": suite, "host": import_module("perdure.demo.host").host(), "rows": [row.public() for row in rows]}
     if as_json:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
@@ -56,19 +53,6 @@ def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:
 def suite_module(suite: str) -> ModuleType:
     """The module of a suite, with ``SAMPLES`` and ``run``."""
     return import_module(f"perdure.demo.{suite}")
-
-
-def host() -> dict[str, str | int | float]:
-    """What the numbers belong to. ``load_1min`` tells how quiet the host was."""
-    return {
-        "system": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "cpus": os.cpu_count() or 1,
-        "memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
-        "python": platform.python_version(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "soft_dirty": int(" sd" in Path("/proc/self/smaps").read_text()),  # kernels without it never show the flag
-    }
 
 
 def _table(suite: str, rows: list[Row]) -> Table:

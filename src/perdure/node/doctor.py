@@ -12,7 +12,7 @@ from perdure.core import files
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.images.registry import ImageStore
-from perdure.machines import cgroups
+from perdure.machines import cgroups, softdirty
 from perdure.machines.driver import Accelerator, Limits
 from perdure.machines.jail import JailKind
 from perdure.machines.qemu import QemuDriver
@@ -27,6 +27,9 @@ ROOM_BYTES = 4 << 30
 #: There when the kernel can filter system calls (seccomp(2)).
 _SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
 _SECCOMP_HINT = "VMMs may not start without them. Use a kernel with CONFIG_SECCOMP_FILTER, as Debian's."
+_SOFT_DIRTY_HINT = "It matters for large workspaces only; a kernel with CONFIG_MEM_SOFT_DIRTY, as Debian's, tells it."
+    "Pauses of small workspaces hardly differ; for large ones use a kernel with CONFIG_MEM_SOFT_DIRTY, as Debian's."
+)
 _APT = "apt-get install --no-install-recommends"
 _BUILD_TOOLS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
 
@@ -37,7 +40,7 @@ async def examine(settings: Settings, driver: QemuDriver, images: ImageStore) ->
     for check in (_qemu, _jail, _readonly_base):
         checks.append(await _guarded(check.__name__.strip("_").replace("_", " "), lambda check=check: check(driver)))  # type: ignore[misc]
     chosen = await _accelerator(settings, driver, images, checks)
-    checks += [_seccomp(), _cgroups(), _build_tools(), _room(settings), _images(images)]
+    checks += [_seccomp(), _soft_dirty(), _cgroups(), _build_tools(), _room(settings), _images(images)]
     checks += await _store(settings)
     return DoctorReport(
         ok=all(check.status is not CheckStatus.FAIL for check in checks),
@@ -112,6 +115,15 @@ def _seccomp() -> DoctorCheck:
     return DoctorCheck(
         name="seccomp", status=CheckStatus.WARN, detail="this kernel has no system call filters", hint=_SECCOMP_HINT
     )
+
+
+def _soft_dirty() -> DoctorCheck:
+    """Without it a checkpoint's pause grows with all the memory that a workspace has of its own."""
+    name = "soft-dirty"
+    if softdirty.works():
+        return DoctorCheck(name=name, status=CheckStatus.OK, detail="a checkpoint copies what was written since the last one")
+    detail = "this kernel does not tell what is written: a checkpoint copies all that differs from the image"
+    return DoctorCheck(name=name, status=CheckStatus.WARN, detail=detail, hint=_SOFT_DIRTY_HINT)
 
 
 def _cgroups() -> DoctorCheck:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from perdure.cli import bench
+from perdure.demo.host import host
 from perdure.demo.stats import Baseline, Goal, Row
 
 
@@ -33,3 +35,9 @@ def test_every_suite_can_be_loaded_and_has_its_samples() -> None:
         module = bench.suite_module(suite)
         assert module.SAMPLES >= 10
         assert callable(module.run)
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_the_host_says_whether_its_kernel_tells_writes(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.machines.softdirty.works", lambda: works)
+    assert host()["soft_dirty"] == works

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from perdure.machines.jail import JailKind, Verdict
-from perdure.node.doctor import _jail, _readonly_base, _seccomp
+from perdure.node.doctor import _jail, _readonly_base, _seccomp, _soft_dirty
 from perdure.wire.public import CheckStatus
 
 BOTH = Verdict((JailKind.OWN_USER, JailKind.PLAIN))
@@ -56,3 +56,10 @@ def test_a_kernel_without_system_call_filters_is_told(
 ) -> None:
     monkeypatch.setattr("perdure.node.doctor._SECCOMP", tmp_path if there else tmp_path / "none")
     assert _seccomp().status is status
+
+
+@pytest.mark.parametrize(("works", "status"), [(True, CheckStatus.OK), (False, CheckStatus.WARN)])
+def test_a_kernel_that_does_not_tell_writes_is_told(works: bool, status: CheckStatus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.machines.softdirty.works", lambda: works)
+    check = _soft_dirty()
+    assert (check.name, check.status, bool(check.hint)) == ("soft-dirty", status, not works)
