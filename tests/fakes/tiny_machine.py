@@ -12,8 +12,7 @@ import numpy as np
 from perdure.core.errors import RestoreFailed
 from perdure.machines.driver import PAGE_SIZE, DiskChain, DiskLayer, MachineState, PageNumbers, Pages, WrittenPages
 from tests.fakes.disk import RecordingDisk
-
-_L1_AT = 40  # in a qcow2 header: where the L1 table is
+from tests.fakes.layer import CLUSTER, read_cluster, write_cluster
 
 
 class TinyMemory:
@@ -120,13 +119,14 @@ class TinyMachine:
         self.memory.ram[pages] = content
         self.memory.wrote(pages)
 
-    def write_disk(self, data: bytes) -> None:
-        """Leave data in the active layer, as QEMU would: somewhere behind, and an entry in the L1 table."""
-        with self.layers[-1].open("r+b") as file:
-            file.seek(_L1_AT)
-            file.seek(int.from_bytes(file.read(8), "big"))
-            file.write(b"\x80")
-            file.seek(0, 2)
-            file.write(data)
+    def write_disk(self, data: bytes, cluster: int = 0) -> None:
+        """Put data on the disk from this cluster on: into the active layer, as QEMU would."""
+        for number, at in enumerate(range(0, len(data), CLUSTER), cluster):
+            write_cluster(self.layers[-1], number, data[at : at + CLUSTER])
         if self.disk is not None:
             self.disk.wrote(self.layers[-1])
+
+    def read_disk(self, cluster: int = 0) -> bytes:
+        """What the topmost layer that knows it says; empty when none does. Zeros at its end are left out."""
+        found = (read_cluster(path, cluster) for path in reversed(self.layers))
+        return next((data for data in found if data), b"").rstrip(b"\0")

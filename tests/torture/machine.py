@@ -10,7 +10,6 @@ over any other.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import struct
@@ -39,6 +38,7 @@ from perdure.machines.driver import (
 from perdure.machines.guestlink import LinkActivity
 from perdure.wire.node import Confinement, FileWritten, Isolation
 from tests.fakes.disk import RecordingDisk
+from tests.fakes.layer import read_cluster, write_cluster
 
 PAGES = 160
 COUNTER = 3  # the page that begins with the counter
@@ -237,21 +237,15 @@ class TortureMachine:
         self.devices = counter
 
     def _write_disk(self, counter: int) -> None:
-        """Into the active layer, as QEMU would: an entry in its L1 table, and data behind everything."""
+        """Into the active layer, as QEMU would."""
         record = _RECORD.pack(_MAGIC, counter, xxhash.xxh3_64_intdigest(struct.pack("<Q", counter)))
         if not self.layers[-1].exists():
             self._unlinked[self.layers[-1]] = counter
             return
-        with self.layers[-1].open("r+b", buffering=0) as file:
-            fd, end = file.fileno(), file.seek(0, 2)
-            (l1_at,) = struct.unpack(">Q", os.pread(fd, 8, 40))
-            try:
-                os.pwrite(fd, b"\x80", l1_at)
-                if os.pwrite(fd, record, end) < len(record):
-                    raise OSError(errno.ENOSPC, "half of the record")
-            except OSError as error:
-                os.ftruncate(fd, end)
-                raise NoSpace("There is no room left for the guest's disk.", internal=str(error)) from error
+        try:
+            write_cluster(self.layers[-1], 0, record)
+        except OSError as error:
+            raise NoSpace("There is no room left for the guest's disk.", internal=str(error)) from error
         if self._disk is not None:
             self._disk.wrote(self.layers[-1])
 
@@ -260,9 +254,9 @@ class TortureMachine:
         for path in reversed(self.layers):
             if path in self._unlinked:
                 return self._unlinked[path]
-            data = path.read_bytes() if path.exists() else b""
-            if len(data) >= _RECORD.size and data[-_RECORD.size :].startswith(_MAGIC):
-                _, counter, check = _RECORD.unpack(data[-_RECORD.size :])
+            data = read_cluster(path, 0) if path.exists() else b""
+            if len(data) >= _RECORD.size and data.startswith(_MAGIC):
+                _, counter, check = _RECORD.unpack_from(data)
                 return int(counter) if check == xxhash.xxh3_64_intdigest(struct.pack("<Q", counter)) else -1
         return 0
 

@@ -47,6 +47,9 @@ class CrashPoint(StrEnum):
     REBASE_BEGUN = "rebase.begun"  # a sleeping snapshot is to have a base of its own, nothing of it is written
     REBASE_WRITTEN = "rebase.written"  # the base is durable, no manifest names it
     REBASE_PUBLISHED = "rebase.published"  # the manifest names it, what it needs no more is still there
+    MERGE_BEGUN = "merge.begun"  # a sleeping snapshot is to lie on fewer layers, nothing is written
+    MERGE_WRITTEN = "merge.written"  # the merged layer is durable, no manifest names it
+    MERGE_PUBLISHED = "merge.published"  # the manifest names it, those that it replaces are still there
     REWIND_ASLEEP = "rewind.asleep"  # what it was until now is captured, nothing else has happened
     REWIND_RECORDED = "rewind.recorded"  # the row says waking at the snapshot, what it was is a branch; the node knows nothing
     PROMOTE_ASLEEP = "promote.asleep"  # the branch is captured, its parent not touched

@@ -1,9 +1,10 @@
-"""Background work on what sleeps, one workspace at a time: a memory that has become too different from its base gets a base of
-its own (``snapshots.rebase``); otherwise segments of which little is still needed are rewritten (``snapshots.compact``).
+"""Background work on what sleeps, one workspace at a time. A disk on too many layers gets fewer (``snapshots.merge``). A memory
+too different from its base gets one of its own (``snapshots.rebase``); of one that is not, segments of which little is still needed
+are rewritten (``snapshots.compact``).
 
-A wake that comes before takes the workspace off the list. One that comes while its snapshot is being rewritten waits for the
-rewrite, which is short; the file it reads must not change under it. A rebase may take many seconds: the wake tells it that it is
-enough and does not wait, since a start finds the one base or the other.
+A wake that comes before takes the workspace off the list. One that comes while segments are being rewritten waits for that, which
+is short; the file it reads must not change under it. A merge or rebase may take many seconds: the wake tells it that it is enough
+and does not wait, since a start finds the one disk, or base, or the other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from perdure.core.ids import SnapshotId
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import Manifest
+from perdure.snapshots.merge import is_deep, merge
 from perdure.snapshots.rebase import is_worthwhile, rebase
 from perdure.snapshots.store import SnapshotStore
 
@@ -31,11 +33,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """On one snapshot. ``enough`` ends a rebase; a rewrite is waited for."""
+    """On one snapshot. ``enough`` ends a merge or rebase, and that nothing more follows; a rewrite is waited for."""
 
     task: asyncio.Task[int] | None = None
     enough: threading.Event = field(default_factory=threading.Event)
-    is_rebase: bool = False
+    is_rewrite: bool = False
 
 
 class Compaction:
@@ -52,10 +54,10 @@ class Compaction:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what an earlier process left undone: of each workspace the newest snapshot, if it is worth a rebase."""
+        """Begin with what an earlier process left undone: newest snapshots that are worth a rebase or a merge."""
         newest = {facts.workspace_id: facts for facts in self._store.complete()}
         for facts in newest.values():
-            if is_worthwhile(facts, self._rebase_mib):
+            if is_worthwhile(facts, self._rebase_mib) or is_deep(self._store.manifest(facts.snapshot_id)):
                 self.sleeps(facts.snapshot_id)
         self._task = asyncio.create_task(self._work(), name="compaction")
 
@@ -80,7 +82,7 @@ class Compaction:
         if work is None:
             return listed
         work.enough.set()
-        if not work.is_rebase and work.task is not None:
+        if work.is_rewrite and work.task is not None:
             await asyncio.wait([work.task])
         return True
 
@@ -103,18 +105,32 @@ class Compaction:
             await self.run_once()
 
     async def _do(self, snapshot_id: SnapshotId, work: _Work) -> int:
+        """The disk first, and each for itself: what keeps the one from being done need not concern the other."""
+        await self._attempt(snapshot_id, self._merge(snapshot_id, work))
+        return await self._attempt(snapshot_id, self._memory(snapshot_id, work))
+
+    async def _merge(self, snapshot_id: SnapshotId, work: _Work) -> int:
+        if fewer := await asyncio.to_thread(merge, self._store, snapshot_id, work.enough):
+            log.info("a sleeping workspace's disk layers were merged", snapshot=snapshot_id, fewer=fewer)
+        return 0
+
+    async def _memory(self, snapshot_id: SnapshotId, work: _Work) -> int:
+        manifest = self._store.manifest(snapshot_id)
+        base = await self._base_of(manifest)
+        if base is None or work.enough.is_set():
+            return 0
+        work.is_rewrite = not is_worthwhile(manifest.facts(), self._rebase_mib)
+        if work.is_rewrite:
+            return await asyncio.to_thread(compact, self._store, snapshot_id, base)
+        if await asyncio.to_thread(rebase, self._store, snapshot_id, base, work.enough):
+            log.info("a sleeping workspace was given a base of its own", snapshot=snapshot_id)
+        return 0
+
+    async def _attempt(self, snapshot_id: SnapshotId, doing: Awaitable[int]) -> int:
         try:
-            manifest = self._store.manifest(snapshot_id)
-            base = await self._base_of(manifest)
-            if base is None:
-                return 0
-            work.is_rebase = is_worthwhile(manifest.facts(), self._rebase_mib)
-            if not work.is_rebase:
-                return await asyncio.to_thread(compact, self._store, snapshot_id, base)
-            if await asyncio.to_thread(rebase, self._store, snapshot_id, base, work.enough):
-                log.info("a sleeping workspace was given a base of its own", snapshot=snapshot_id)
+            return await doing
         except NotFound:
             return 0  # deleted meanwhile
         except (PerdureError, OSError) as error:  # the next one is looked at all the same
             log.warning("a sleeping snapshot was not compacted", snapshot=snapshot_id, error=str(error))
-        return 0
+            return 0

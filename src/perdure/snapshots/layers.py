@@ -13,9 +13,10 @@ that kind, made by earlier releases, are read. Format: QEMU's docs/interop/qcow2
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -25,9 +26,10 @@ from perdure.core.ids import DiskId
 from perdure.machines.driver import DiskLayer
 
 _CLUSTER_BITS = 12
-_CLUSTER = 1 << _CLUSTER_BITS
-_L2_COVERS = (_CLUSTER // 8) * _CLUSTER  # an L2 table is one cluster of entries of 8 bytes
-_COUNTS_PER_BLOCK = _CLUSTER // 2  # a refcount has 16 bits
+CLUSTER = 1 << _CLUSTER_BITS
+L2_ENTRIES = CLUSTER // 8  # an L2 table is one cluster of entries of 8 bytes
+_L2_COVERS = L2_ENTRIES * CLUSTER
+_COUNTS_PER_BLOCK = CLUSTER // 2  # a refcount has 16 bits
 _EXTENDED_L2 = 1 << 4
 _KINDS = ((_CLUSTER_BITS, 0), (16, _EXTENDED_L2))  # cluster bits and incompatible features
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII8x")
@@ -40,10 +42,20 @@ _READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """What a layer's header says."""
+    """What a layer's header says. ``is_plain``: of the kind that is made now, not of that of earlier releases."""
 
     virtual_bytes: int
     has_data: bool
+    is_plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Where a layer's data is found: its first table, whose entries are big-endian, with a hostile VMM in mind."""
+
+    virtual_bytes: int
+    l1: bytes
+    is_plain: bool
 
 
 def disk_file(disk_id: DiskId) -> str:
@@ -60,29 +72,34 @@ def create_layer(path: Path, virtual_bytes: int, *, disk: Disk = DISK) -> None:
         raise InvalidRequest(
             f"A disk of {virtual_bytes} bytes cannot be made.", hint=f"Choose 1 to {MAX_DISK_BYTES >> 30} GiB for disk_gib."
         )
-    create_file(path, _empty(virtual_bytes), disk=disk)
+    create_file(path, Layout.of(virtual_bytes).head(), disk=disk)
 
 
 def inspect(path: Path) -> LayerFacts:
     """Read a layer's header and L1 table. Raises CorruptSnapshot when it is not a layer that we made and QEMU kept."""
     try:
         with path.open("rb") as file:
-            head = file.read(_HEADER.size)
-            if len(head) < _HEADER.size:
-                raise corrupt(path, "it is too short")
-            fields = _HEADER.unpack(head)
-            magic, version, backing, name_length, bits, virtual, crypt, l1_size, l1_at = fields[:9]
-            incompatible = fields[13]
-            if magic != b"QFI\xfb" or version != 3 or bits not in dict(_KINDS) or not 0 < virtual <= MAX_DISK_BYTES:
-                raise corrupt(path, "its header is not that of a layer")
-            file.seek(backing)
-            if crypt or incompatible != dict(_KINDS)[bits] or (backing and file.read(name_length) != _STREAMED_BACKING):
-                raise corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
-            file.seek(l1_at)
-            l1 = file.read(min(l1_size * 8, _L1_BYTES_MAX))
+            tables = read_tables(file, path)
     except FileNotFoundError as error:
         raise corrupt(path, "the file is missing") from error
-    return LayerFacts(virtual, any(l1))
+    return LayerFacts(tables.virtual_bytes, any(tables.l1), tables.is_plain)
+
+
+def read_tables(file: BinaryIO, path: Path) -> Tables:
+    """The same of an open layer, with the table itself."""
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        raise corrupt(path, "it is too short")
+    fields = _HEADER.unpack(head)
+    magic, version, backing, name_length, bits, virtual, crypt, l1_size, l1_at = fields[:9]
+    incompatible = fields[13]
+    if magic != b"QFI\xfb" or version != 3 or bits not in dict(_KINDS) or not 0 < virtual <= MAX_DISK_BYTES:
+        raise corrupt(path, "its header is not that of a layer")
+    file.seek(backing)
+    if crypt or incompatible != dict(_KINDS)[bits] or (backing and file.read(name_length) != _STREAMED_BACKING):
+        raise corrupt(path, "its header asks for a backing file, encryption or features that layers do not have")
+    file.seek(l1_at)
+    return Tables(virtual, file.read(min(l1_size * 8, _L1_BYTES_MAX)), bits == _CLUSTER_BITS)
 
 
 def checksum(path: Path, told: Callable[[int], None] | None = None) -> str:
@@ -110,20 +127,59 @@ def size_of(path: Path) -> int:
         raise corrupt(path, "the file is missing") from error
 
 
-def _empty(virtual_bytes: int) -> list[bytes | Hole]:
-    """Header and refcount table, of one cluster each, refcount blocks, and the L1 table, which is a hole."""
-    l1_entries = -(-virtual_bytes // _L2_COVERS)
-    l1_clusters = -(-l1_entries * 8 // _CLUSTER)
-    blocks = -(-(2 + l1_clusters) // (_COUNTS_PER_BLOCK - 1))  # each counts itself, too
-    used = 2 + blocks + l1_clusters
-    header = _HEADER.pack(
-        *(b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, virtual_bytes, 0, l1_entries, (2 + blocks) * _CLUSTER),
-        *(_CLUSTER, 1, 0, 0, 0, 0, 0, 4, 112),
-    )
-    table = struct.pack(f">{blocks}Q", *((2 + number) * _CLUSTER for number in range(blocks)))
-    counts = struct.pack(">H", 1) * used
-    parts = [part for data in (header, table) for part in (data, Hole(_CLUSTER - len(data)))]
-    return [*parts, counts, Hole(blocks * _CLUSTER - len(counts)), Hole(l1_clusters * _CLUSTER)]
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a new layer are, in clusters: header, refcount table, refcount blocks, L1 table, and ``behind`` these so
+    many more, of L2 tables and data. Every cluster is used once."""
+
+    virtual_bytes: int
+    tables: int
+    blocks: int
+    l1_entries: int
+    clusters: int
+
+    @staticmethod
+    def of(virtual_bytes: int, behind: int = 0) -> Layout:
+        l1_entries = -(-virtual_bytes // _L2_COVERS)
+        used = 1 + _clusters(l1_entries * 8) + behind
+        tables = blocks = 1
+        while blocks * _COUNTS_PER_BLOCK < used + tables + blocks or tables * L2_ENTRIES < blocks:  # they count themselves, too
+            blocks = -(-(used + tables + blocks) // _COUNTS_PER_BLOCK)
+            tables = -(-blocks // L2_ENTRIES)
+        return Layout(virtual_bytes, tables, blocks, l1_entries, used + tables + blocks)
+
+    @property
+    def l1_at(self) -> int:
+        return (1 + self.tables + self.blocks) * CLUSTER
+
+    @property
+    def end(self) -> int:
+        """In bytes, where the L1 table ends and the other clusters begin."""
+        return self.l1_at + _clusters(self.l1_entries * 8) * CLUSTER
+
+    def head(self, l1: bytes = b"") -> Iterator[bytes | Hole]:
+        """Everything up to ``end``. Clusters of the L1 table with nothing in them are holes."""
+        header = _HEADER.pack(
+            *(b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, self.virtual_bytes, 0, self.l1_entries, self.l1_at),
+            *(CLUSTER, self.tables, 0, 0, 0, 0, 0, 4, 112),
+        )
+        first = 1 + self.tables
+        table = struct.pack(f">{self.blocks}Q", *((first + number) * CLUSTER for number in range(self.blocks)))
+        for part, room in ((header, CLUSTER), (table, self.tables * CLUSTER)):
+            yield from (part, Hole(room - len(part)))
+        full = struct.pack(">H", 1) * _COUNTS_PER_BLOCK
+        for counted in range(0, self.clusters, _COUNTS_PER_BLOCK):
+            yield full[: 2 * (self.clusters - counted)]
+        yield Hole(self.blocks * CLUSTER - 2 * self.clusters)
+        used = l1.rstrip(b"\0")
+        for at in range(0, len(used), CLUSTER):
+            part = l1[at : at + CLUSTER]
+            yield part.ljust(CLUSTER, b"\0") if any(part) else Hole(CLUSTER)
+        yield Hole(self.end - self.l1_at - _clusters(len(used)) * CLUSTER)
+
+
+def _clusters(length: int) -> int:
+    return -(-length // CLUSTER)
 
 
 def digest_of(data: bytes) -> str:

@@ -464,7 +464,8 @@ class SnapshotStore:
         return manifest.facts()
 
     def _layers_with_news(self, record: LiveRecord) -> tuple[DiskId, ...]:
-        """A record's layers up to the last one with data; empty when all of those are in snapshots already."""
+        """A record's layers up to the last one with data; empty when a snapshot names that one: what it says of the layers below
+        may be others that hold the same (``merge``)."""
         with self._guard:
             known = frozenset(self._frozen)
         usable: list[DiskId] = []
@@ -473,12 +474,12 @@ class SnapshotStore:
             try:
                 facts = disk_layers.inspect(self.disks / disk_file(disk_id))
             except CorruptSnapshot:
-                if disk_id in known:
+                if disk_id in known or number < len(record.layers) - 1:  # the machine writes to one of the last two
                     raise
                 break  # a prepared layer that the crash caught before it was whole
             usable.append(disk_id)
-            if facts.has_data and disk_id not in known:
-                news = number
+            if facts.has_data:
+                news = 0 if disk_id in known else number
         return tuple(usable[:news])
 
     def freeze_layer(self, disk_id: DiskId) -> DiskFact:

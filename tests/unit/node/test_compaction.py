@@ -1,4 +1,4 @@
-"""When sleeping snapshots are compacted or rebased, and how a wake gets past it. The work itself is tested with the snapshots."""
+"""When what sleeps is compacted, rebased or merged, and how a wake gets past it. The work itself is tested with the snapshots."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.core.errors import CorruptSnapshot
+from perdure.core.errors import CorruptSnapshot, NoSpace
 from perdure.core.ids import SnapshotId
 from perdure.node import compaction
 from perdure.node.compaction import Compaction
+from perdure.snapshots.merge import LAYERS_ASLEEP
 
 ONE, TWO, THREE = SnapshotId("snp_1"), SnapshotId("snp_2"), SnapshotId("snp_3")
 LARGE = 400 << 8  # pages of 400 MiB
 
 
 class Store:
-    """Snapshots of 512 MiB of which so many pages are changed."""
+    """Snapshots of 512 MiB of which so many pages are changed, on disks of so many layers."""
 
-    def __init__(self, pages: int = 0) -> None:
+    def __init__(self, pages: int = 0, layers: int = 1) -> None:
         self.pages = pages
+        self.layers = layers
 
     def manifest(self, snapshot_id: SnapshotId) -> Any:
-        return SimpleNamespace(facts=lambda: self._facts(snapshot_id))
+        return SimpleNamespace(facts=lambda: self._facts(snapshot_id), layers=(None,) * self.layers)
 
     def complete(self) -> list[Any]:
         return [self._facts(ONE, "a"), self._facts(TWO, "a"), self._facts(THREE, "b")]
@@ -59,14 +61,15 @@ class Rewriter:
 async def rewriter(monkeypatch: pytest.MonkeyPatch) -> Rewriter:
     rewriter = Rewriter()
     monkeypatch.setattr(compaction, "compact", rewriter)
+    monkeypatch.setattr(compaction, "merge", lambda *_: 0)
     return rewriter
 
 
-def make(pages: int = 0) -> Compaction:
+def make(pages: int = 0, layers: int = 1) -> Compaction:
     async def base_of(_manifest: object) -> Any:
         return object()
 
-    return Compaction(cast("Any", Store(pages)), base_of, 512)
+    return Compaction(cast("Any", Store(pages, layers)), base_of, 512)
 
 
 async def test_what_fell_asleep_is_compacted_once(rewriter: Rewriter) -> None:
@@ -203,3 +206,109 @@ async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebase
         work.start()
         assert set(work._waiting) == wanted
         await work.close()
+
+
+# -------------------------------------------------------------------------------------------------------------------- merge
+
+
+class Merger:
+    """Stands in for ``merge``: writes until it is let go, or until it is enough."""
+
+    def __init__(self) -> None:
+        self.seen: list[SnapshotId] = []
+        self.begun = asyncio.Event()
+        self.go = threading.Event()
+        self.waits_for_enough = False
+        self.error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, _store: object, snapshot_id: SnapshotId, enough: threading.Event) -> int:
+        self.seen.append(snapshot_id)
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert not self.waits_for_enough or enough.wait(30)
+        assert self.go.wait(30)
+        if self.error:
+            raise self.error
+        return 3
+
+
+@pytest.fixture
+async def merger(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Merger:
+    rewriter.go.set()
+    merger = Merger()
+    monkeypatch.setattr(compaction, "merge", merger)
+    return merger
+
+
+async def test_the_disk_comes_before_the_memory(merger: Merger, rewriter: Rewriter) -> None:
+    work = make()
+    work.sleeps(ONE)
+    running = asyncio.create_task(work.run_once())
+    await merger.begun.wait()
+    assert rewriter.seen == []
+    merger.go.set()
+    assert await running == 100
+    assert (merger.seen, rewriter.seen) == ([ONE], [ONE])
+
+
+async def test_a_wake_ends_a_merge_does_not_wait_for_it_and_nothing_follows(merger: Merger, rewriter: Rewriter) -> None:
+    merger.waits_for_enough = True
+    for pages in (0, LARGE):
+        merger.go.clear()
+        merger.begun.clear()
+        work = make(pages)
+        work.sleeps(ONE)
+        running = asyncio.create_task(work.run_once())
+        await merger.begun.wait()
+        async with asyncio.timeout(5):
+            assert await work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
+        assert not running.done()
+        merger.go.set()
+        assert await running == 0
+        assert rewriter.seen == [], "the machine reads these segments now"
+
+
+@pytest.mark.parametrize("error", [CorruptSnapshot("damaged"), NoSpace("full"), OSError(5, "Input/output error")])
+async def test_a_merge_that_fails_stops_nothing_else(merger: Merger, rewriter: Rewriter, error: Exception) -> None:
+    merger.go.set()
+    merger.error = error
+    work = make()
+    work.sleeps(ONE)
+    work.sleeps(TWO)
+    assert await work.run_once() == 200
+    assert (merger.seen, rewriter.seen) == ([ONE, TWO], [ONE, TWO])
+
+
+async def test_a_disk_without_known_memory_is_merged(merger: Merger, rewriter: Rewriter) -> None:
+    async def no_base(_manifest: object) -> Any:
+        return None
+
+    merger.go.set()
+    work = Compaction(cast("Any", Store()), no_base, 512)
+    work.sleeps(ONE)
+    await work.run_once()
+    assert (merger.seen, rewriter.seen) == ([ONE], [])
+
+
+async def test_the_end_of_the_node_ends_a_merge(merger: Merger, rewriter: Rewriter) -> None:
+    merger.waits_for_enough = True
+    work = make(layers=LAYERS_ASLEEP + 1)
+    work.start()
+    running = asyncio.create_task(work.run_once())
+    await merger.begun.wait()
+    closing = asyncio.create_task(work.close())
+    done, _ = await asyncio.wait([closing], timeout=0.05)
+    assert not done, "the store must not be given away while it writes"
+    merger.go.set()
+    await closing
+    assert rewriter.seen == []
+    running.cancel()
+
+
+@pytest.mark.parametrize(("layers", "wanted"), [(LAYERS_ASLEEP, set[SnapshotId]()), (LAYERS_ASLEEP + 1, {TWO, THREE})])
+async def test_a_start_goes_on_with_disks_on_too_many_layers(merger: Merger, layers: int, wanted: set[SnapshotId]) -> None:
+    merger.go.set()
+    work = make(layers=layers)
+    work.start()
+    assert set(work._waiting) == wanted
+    await work.close()
