@@ -28,8 +28,6 @@ ROOM_BYTES = 4 << 30
 _SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
 _SECCOMP_HINT = "VMMs may not start without them. Use a kernel with CONFIG_SECCOMP_FILTER, as Debian's."
 _SOFT_DIRTY_HINT = "It matters for large workspaces only; a kernel with CONFIG_MEM_SOFT_DIRTY, as Debian's, tells it."
-    "Pauses of small workspaces hardly differ; for large ones use a kernel with CONFIG_MEM_SOFT_DIRTY, as Debian's."
-)
 _APT = "apt-get install --no-install-recommends"
 _BUILD_TOOLS = {"mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
 
