@@ -33,6 +33,7 @@ from perdure.node.starting import Plan, Starter
 from perdure.node.supervisor import NodeParts, NodeSupervisor
 from perdure.node.warming import Warming
 from perdure.snapshots import capture, compact
+from perdure.snapshots import merge as merging
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import Base
 from perdure.snapshots.manifest import BaseRef, Manifest
@@ -55,6 +56,7 @@ SMALL: tuple[tuple[ModuleType, str, float], ...] = (
     (capture, "SEGMENT_BYTES_MAX", 96 << 10),
     (capture, "GARBAGE_BYTES_MIN", 16 << 10),
     (compact, "GARBAGE_BYTES_MIN", 16 << 10),
+    (merging, "LAYERS_ASLEEP", 2),
     (resident, "LAYERS_MAX", 4),
     (resident, "LAYERS_KEPT", 2),
     (resident, "LAYERS_FULL", 6),
@@ -239,6 +241,10 @@ class TortureNode(NodeSupervisor):
         """The same, of a memory that is too different from its base."""
         base = await self._base_of(self._store.manifest(snapshot_id))
         return base is not None and await asyncio.to_thread(rebase, self._store, snapshot_id, base, threading.Event())
+
+    async def merge(self, snapshot_id: SnapshotId) -> int:
+        """The same, of a disk on too many layers."""
+        return await asyncio.to_thread(merging.merge, self._store, snapshot_id, threading.Event())
 
     @property
     def machines(self) -> dict[WorkspaceId, TortureMachine]:

@@ -14,6 +14,7 @@ from random import Random
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.snapshots.merge import is_deep
 from perdure.wire.node import CaptureMode, CaptureSpec, FromDisk, FromGolden, FromSnapshot
 from tests.fakes.tiny_node import NOW, snapshot_id
 from tests.torture.machine import Proof
@@ -70,7 +71,7 @@ class Story:
             one = random.choice(list(self.awake.values()))
             weights: dict[Callable[[Awake], Awaitable[object]], int] = {
                 **{self.checkpoint: 8, self.sleep: 4, self.drop: 3, self.rebase: 2},
-                **{self.fork: 1, self.die: 1, self.reboot: 1, self.compact: 1},
+                **{self.merge: 2, self.fork: 1, self.die: 1, self.reboot: 1, self.compact: 1},
             }
             await random.choices(list(weights), list(weights.values()))[0](one)
 
@@ -154,6 +155,16 @@ class Story:
         if chosen.head in self.told:
             assert chosen.head is not None
             await self.node.rebase(chosen.head)
+
+    async def merge(self, one: Awake) -> None:
+        """It sleeps and wakes until its disk lies on too many layers, and then on fewer."""
+        while one.workspace_id in self.awake:
+            await self.sleep(one)
+            assert one.head is not None
+            if is_deep(self.node.store.manifest(one.head)):
+                await self.node.merge(one.head)
+            else:
+                await self.wake(one)
 
     async def die(self, one: Awake) -> None:
         """Its VMM dies: the disk that it had is kept as a snapshot, from which it boots."""

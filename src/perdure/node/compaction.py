@@ -1,6 +1,6 @@
 """Background work on what sleeps, one workspace at a time. A disk on too many layers gets fewer (``snapshots.merge``). A memory
-too different from its base gets one of its own (``snapshots.rebase``); of one that is not, segments of which little is still needed
-are rewritten (``snapshots.compact``).
+too different from its base gets one of its own (``snapshots.rebase``); of one that is not, segments of which little is needed are
+rewritten (``snapshots.compact``).
 
 A wake that comes before takes the workspace off the list. One that comes while segments are being rewritten waits for that, which
 is short; the file it reads must not change under it. A merge or rebase may take many seconds: the wake tells it that it is enough
