@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -20,8 +17,8 @@ from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
 from perdure.snapshots import pagelog
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import LatelyWritten, Rehearsal, StillPages, record, rehearse
-from perdure.snapshots.pageread import load, restore
+from perdure.snapshots.pagelog import StillPages, record
+from perdure.snapshots.pageread import load
 from perdure.snapshots.segments import (
     Codec,
     SegmentWriter,
@@ -29,96 +26,7 @@ from perdure.snapshots.segments import (
 )
 from tests.fakes.base_ram import RAM_PAGES, make_base
 from tests.fakes.disk import RecordingDisk
-
-_count = itertools.count()
-
-
-@dataclass(eq=False)
-class Model:
-    """A machine's memory, kept in full: what the log must give back."""
-
-    base: BaseRam
-    ram: Pages
-    index: PageIndex
-    private: set[int] = field(default_factory=set)
-    rehearsal: Rehearsal | None = None
-    lately: set[int] | None = None  # written since the last capture, where that is known
-
-    def rehearse(self, directory: Path, pages: PageNumbers, enough_after: int) -> None:
-        """Stopped after so many pages or a few more."""
-        enough = threading.Event()
-        reads = 0
-
-        class Running:
-            @staticmethod
-            def read_pages(some: PageNumbers, room: Pages) -> Pages:
-                nonlocal reads
-                reads += len(some)
-                if reads >= enough_after:
-                    enough.set()
-                return np.take(self.ram, some, axis=0, out=room[: len(some)], mode="clip")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pagelog, "REHEARSED_AT_ONCE", 16)
-            self.rehearsal = rehearse(directory, self.index, self.base, cast("GuestMemory", Running), pages, enough)
-
-    @property
-    def against(self) -> PageIndex | Rehearsal:
-        return self.rehearsal if self.rehearsal is not None and self.rehearsal.last is self.index else self.index
-
-    def write(self, page: int, kind: str, seed: int) -> None:
-        self.private.add(page)
-        if self.lately is not None:
-            self.lately.add(page)
-        if kind == "zero":
-            self.ram[page] = 0
-        elif kind == "base":
-            self.ram[page] = self.base.pages[page]
-        elif kind == "gone":  # the machine gave the page back: it is the file's again
-            self.ram[page] = self.base.pages[page]
-            self.private.discard(page)
-            if self.lately is not None:
-                self.lately.discard(page)
-        elif kind == "word":
-            self.ram[page, seed % PAGE_SIZE] ^= 1 + seed % 255
-        elif kind == "text":
-            self.ram[page] = np.resize(np.frombuffer(b"%d lines of text " % seed, np.uint8), PAGE_SIZE)
-        else:
-            self.ram[page] = np.random.default_rng(seed).integers(0, 255, PAGE_SIZE, np.uint8)
-
-    def written(self) -> PageNumbers:
-        return np.array(sorted(self.private), np.uint32)
-
-    def copied(self, *, lately: bool) -> tuple[PageNumbers, Pages | LatelyWritten]:
-        """What a capture has of it now: all, or what was written ``lately`` where that is known."""
-        pages, some, self.lately = self.written(), self.lately, set()
-        if not lately or some is None:
-            return pages, self.ram[pages]
-        numbers = np.array(sorted(some), np.uint32)
-        return pages, LatelyWritten(numbers, self.ram[numbers])
-
-
-def writer(directory: Path) -> SegmentWriter:
-    return SegmentWriter(directory, SegmentId(f"seg_{next(_count):026d}"))
-
-
-def restored(directory: Path, index: PageIndex, base: BaseRam) -> Pages:
-    index = PageIndex.from_bytes(index.to_bytes(), "ram.index")
-    ram = base.pages.copy()
-    ram[index.zeros] = 0
-    for pages, content in load(directory, index, base):
-        ram[pages] = content
-    written = base.pages.copy()
-    written[index.zeros] = 0
-
-    class Machine:
-        @staticmethod
-        def write_pages(pages: PageNumbers, content: Pages) -> None:
-            written[pages] = content
-
-    restore(directory, index, base, cast("GuestMemory", Machine))
-    assert np.array_equal(written, ram)
-    return ram
+from tests.fakes.page_model import Model, captured, restored, writer
 
 
 def test_a_rehearsed_page_that_changed_since_is_captured(base: BaseRam, tmp_path: Path) -> None:
@@ -313,15 +221,6 @@ def test_an_idle_machine_writes_no_segment(tmp_path: Path, base: BaseRam) -> Non
     done = record(tmp_path, PageIndex(RAM_PAGES), base, (np.arange(5, dtype=np.uint32), base.pages[:5]), log)
     assert (len(done.index.pages), len(done.index.zeros), done.index.segments()) == (0, 0, frozenset())
     assert not log.path.exists()
-
-
-def captured(tmp_path: Path, base: BaseRam) -> tuple[Model, SegmentWriter]:
-    machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
-    for page in range(130):
-        machine.write(page, "random", page)
-    log = writer(tmp_path)
-    machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:130]), log).index
-    return machine, log
 
 
 def test_every_damaged_byte_of_a_segment_is_noticed(tmp_path: Path, base: BaseRam) -> None:
