@@ -235,6 +235,8 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         bring = None if node.second_home is None else node.second_home.fetch
         backups = saving.backup_service(settings, clock, database, node.snapshot_store, image_store, bring)
         await backups.start()
+        backups.watch()
+        stack.push_async_callback(backups.close)
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)

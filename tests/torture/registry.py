@@ -69,10 +69,12 @@ async def _nothing(_server: Server) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """``begin`` after the server has recovered, ``check`` when all its other invariants hold; it raises Violation."""
+    """``begin`` after the server has recovered, ``check`` when all its other invariants hold; it raises Violation. ``mend`` is
+    what the timers of a server that lives on do after its database or a machine was lost."""
 
     begin: Callable[[Server], Awaitable[None]] = _nothing
     check: Callable[[Server], Awaitable[None]] = _nothing
+    mend: Callable[[Server], Awaitable[None]] = _nothing
 
 
 T = TypeVar("T", Kind, Work, Part)

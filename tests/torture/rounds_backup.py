@@ -35,7 +35,11 @@ async def _recover(life: Life, _one: Workspace) -> None:
 
 async def _begin(server: Server) -> None:
     """As a server does at its start."""
-    await server.database.run("backup.let_go_all")
+    await Saving(server).service.start()
+
+
+async def _mend(server: Server) -> None:
+    await Saving(server).service.reap()
 
 
 async def _check(server: Server) -> None:
@@ -49,4 +53,4 @@ WORKS = (
     Work("restore", _restore, 0, ("restore.",)),
     Work("recover", _recover, 0, ("recover.",)),
 )
-PARTS = (Part(_begin, _check),)
+PARTS = (Part(_begin, _check, _mend),)

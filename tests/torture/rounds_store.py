@@ -200,7 +200,7 @@ WORKS = (
     Work("collect", collect, 1, ("collect.",)),
     Work("lose", lose, 1, ("fetch.",)),
 )
-PARTS = (Part(begin, checked),)
+PARTS = (Part(begin, checked, mend=begin),)
 
 
 # ------------------------------------------------------------------------------------------------------- a store that fails

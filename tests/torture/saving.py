@@ -21,6 +21,7 @@ from perdure.backup.ledger import PlaceLedger
 from perdure.backup.make import Made, Origin, Progress, make
 from perdure.backup.place import Place, open_place
 from perdure.backup.recover import Into, recover
+from perdure.backup.service import BackupService
 from perdure.core import ids
 from perdure.core.clock import SystemClock, epoch_ms
 from perdure.core.config import Settings
@@ -32,7 +33,7 @@ from perdure.fleet.objects import StoreCatalogue
 from perdure.images.model import Golden, Image
 from perdure.images.registry import IMAGE_FILES, ImageStore, golden_to_json, image_to_json
 from perdure.images.sparse import file_facts
-from perdure.snapshots.objects.client import open_objects
+from perdure.snapshots.objects.client import ClientSettings, open_objects
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import PlainKeyring
 from perdure.snapshots.objects.local import Mover
@@ -111,9 +112,9 @@ class Saving:
     def place(self) -> Place:
         return open_place(str(self.directory), clock_ms, make=True)
 
-    async def back_up(self) -> Made:
+    def _origin(self) -> Origin:
         server = self.server
-        origin = Origin(
+        return Origin(
             release="torture",
             database=server.database,
             store=server.node.store,
@@ -124,7 +125,14 @@ class Saving:
             master=MASTER,
             keys_dir=server.home / "keys",
         )
-        return await make(origin, self.place, ids.mint("bak", now_ms=clock_ms()), nobody_asks, with_master_key=True)
+
+    @property
+    def service(self) -> BackupService:
+        """As the server has it while no backup is under way."""
+        return BackupService(self._origin(), lambda: ClientSettings({}))
+
+    async def back_up(self) -> Made:
+        return await make(self._origin(), self.place, ids.mint("bak", now_ms=clock_ms()), nobody_asks, with_master_key=True)
 
     # ---------------------------------------------------------------------------------------------------------------- restoring
 

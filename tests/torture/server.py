@@ -71,17 +71,15 @@ class Server:
         await self.node.open()
         await self.service.upkeep.start(timers=False)
         await self.service.upkeep.clean()
-        await self._begin_parts()
-
-    async def mend(self) -> None:
-        """What was cut off without an end of this server: its timers would see to it, and the parts begin anew."""
-        await self.service.upkeep.reconcile()
-        await self.service.upkeep.clean()
-        await self._begin_parts()
-
-    async def _begin_parts(self) -> None:
         for part in parts():
             await part.begin(self)
+
+    async def mend(self) -> None:
+        """What was cut off without an end of this server: its timers would see to it."""
+        await self.service.upkeep.reconcile()
+        await self.service.upkeep.clean()
+        for part in parts():
+            await part.mend(self)
 
     async def settle(self) -> None:
         """Let what events have set off come to its end."""

@@ -160,7 +160,7 @@ async def make(origin: Origin, place: Place, backup_id: str, told: Told, *, with
 
 
 async def _let_go(run: _Run) -> None:
-    """A database that is away now is told by the next start."""
+    """A database that is away now is told when it is back, by ``BackupService.reap``, or by the next start."""
     try:
         await asyncio.shield(run.origin.database.run("backup.let_go", holder=run.id))
     except Unavailable:

@@ -1,10 +1,16 @@
-"""Backups as the API sees them: one at a time, as a stream of events. A caller that goes away ends its backup."""
+"""Backups as the API sees them: one at a time, as a stream of events. A caller that goes away ends its backup.
+
+A backup whose database is away when it ends cannot let go of its snapshots, and one whose last statement was under way then may
+hold some after that. So the server looks from time to time for what is held by no backup of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+
+import structlog
 
 from perdure.backup.make import Made, Origin, Progress, make
 from perdure.backup.place import directory_of, open_place
@@ -14,17 +20,52 @@ from perdure.core.errors import Conflict, InvalidRequest, PerdureError
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.wire import public
 
+#: How long what a backup has left may be held, beyond the absence of its database.
+REAP_S = 30.0
+
+log = structlog.get_logger(__name__)
+
 
 class BackupService:
-    """``start`` once before the first backup: what one has left that was killed is let go."""
+    """``start`` once before the first backup: what one has left that was killed is let go. A server that stays calls ``watch``
+    after that, and ``close`` before its database goes."""
 
-    def __init__(self, origin: Origin, options: Callable[[], ClientSettings]) -> None:
+    def __init__(self, origin: Origin, options: Callable[[], ClientSettings], *, reap_s: float = REAP_S) -> None:
         self._origin = origin
         self._options = options
+        self._reap_s = reap_s
         self._under_way = False
+        self._alive: str | None = None  # the backup that may hold something
+        self._reaping = asyncio.Lock()
+        self._over = asyncio.Event()  # one has ended: it may have left something
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._origin.database.run("backup.let_go_all")
+
+    def watch(self) -> None:
+        self._watch = asyncio.create_task(self._reap_often(), name="backup-reaper")
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+
+    async def reap(self) -> None:
+        """Let go of what no backup that is alive holds. Raises Unavailable while the database is away."""
+        async with self._reaping:  # a backup that began meanwhile would lose what it holds
+            await self._origin.database.run("backup.let_go_others", alive=self._alive)
+
+    async def _reap_often(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._reap_s):
+                    await self._over.wait()
+            self._over.clear()
+            try:
+                await self.reap()
+            except PerdureError as error:
+                log.warning("what past backups may hold is not let go yet", error=error.message)
 
     async def make_to(self, spec: public.MakeBackup, told: Callable[[Progress], None]) -> public.BackupInfo:
         """Raises Conflict while another one is under way, or what ``make`` raises."""
@@ -37,11 +78,13 @@ class BackupService:
             clock = self._origin.clock
             place = open_place(spec.to, lambda: epoch_ms(clock), make=True, options=self._options())
             self._refuse_own_home(place.url)
-            backup_id = ids.mint("bak", now_ms=epoch_ms(clock))
+            async with self._reaping:
+                self._alive = backup_id = ids.mint("bak", now_ms=epoch_ms(clock))
             made = await make(self._origin, place, backup_id, told, with_master_key=spec.with_master_key)
             return info(made, place.url)
         finally:
-            self._under_way = False
+            self._under_way, self._alive = False, None
+            self._over.set()
 
     def _refuse_own_home(self, url: str) -> None:
         directory, home = directory_of(url), self._origin.home.resolve()

@@ -10,6 +10,7 @@ import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from perdure.backup.make import Made
 from perdure.backup.place import MARK, Place, place_url
 from perdure.backup.service import BackupService
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, InvalidRequest, NoSpace, NotFound, Unavailable
+from perdure.db.database import Database
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.snapshots.objects.keys import PlainKeyring
 from perdure.snapshots.objects.remote import Remote
@@ -338,6 +340,36 @@ async def test_what_a_killed_backup_held_is_let_go_at_the_next_start(world: Worl
     await world.server.database.run("backup.hold", ids=ids, holder="bak_killed")
     assert sorted(await references(world)) == sorted(ids)
     await service(world).start()
+    assert await references(world) == []
+
+
+class AwayAtTheEnd:
+    """A database that is away when a backup lets go."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    async def run(self, query: str, /, **given: Any) -> int:
+        if query == "backup.let_go":
+            raise Unavailable("The database is away.")
+        return await self._database.run(query, **given)
+
+
+async def test_what_a_backup_held_whose_database_was_away_is_let_go_by_the_server_that_lives_on(world: World) -> None:
+    origin = replace(world.origin(), database=cast("Database", AwayAtTheEnd(world.server.database)))
+    backups = BackupService(origin, lambda: ClientSettings({}))
+    await backups.make_to(public.MakeBackup(to=str(world.directory)), world.told.append)
+    held = await references(world)
+    assert held
+    await world.server.database.run("backup.hold", ids=held[:1], holder="bak_alive")
+    backups._alive = "bak_alive"
+    await backups.reap()
+    assert await references(world) == held[:1], "the one under way keeps what it holds"
+    backups._alive = None
+    await backups.reap()
     assert await references(world) == []
 
 

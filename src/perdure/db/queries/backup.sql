@@ -22,6 +22,10 @@ select snapshot_id from snapshot_references where kind = 'backup' and holder = %
 -- A backup is done with them, or has failed.
 delete from snapshot_references where kind = 'backup' and holder = %(holder)s;
 
+-- name: let_go_others
+-- Of backups that are over and could not say so: their database was away. ``alive`` is the one under way, or null.
+delete from snapshot_references where kind = 'backup' and holder is distinct from %(alive)s;
+
 -- name: let_go_all
 -- Of backups whose server was killed: no backup is under way when a server starts.
 delete from snapshot_references where kind = 'backup';
