@@ -172,7 +172,7 @@ class MachineRun:
         await asyncio.to_thread(self.store.make_snapshot_dir, snapshot_id)
         if not goes_on:
             return
-        self._room = await asyncio.to_thread(copying.room_for, copying.to_copy(machine.memory, lately=self._knows_writes))
+        self._room = await asyncio.to_thread(copying.room_ahead, machine.memory, lately=self._knows_writes)
         async with self._changing:
             if self._next is None:
                 disk_id = mint_disk()

@@ -44,10 +44,10 @@ def room_for(pages: PageNumbers) -> Pages:
     return make_room(len(pages) + ROOM_TO_SPARE_PAGES, ahead=True)
 
 
-def to_copy(memory: GuestMemory, *, lately: bool) -> PageNumbers:
-    """What ``copy_for_checkpoint`` would copy now. While the machine runs, an estimate."""
+def room_ahead(memory: GuestMemory, *, lately: bool) -> Pages:
+    """For what ``copy_for_checkpoint`` would copy now, and some more."""
     written = memory.scan()
-    return written.lately if lately and written.lately is not None else written.pages
+    return room_for(written.lately if lately and written.lately is not None else written.pages)
 
 
 def copy_for_checkpoint(memory: GuestMemory, room: Pages | None, timings: dict[str, float], *, lately: bool) -> Copied:
