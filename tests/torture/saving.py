@@ -109,16 +109,20 @@ class Saving:
         return directory
 
     @property
+    def _images(self) -> Path:
+        return self.server.home / "own-images"
+
+    @property
     def place(self) -> Place:
         return open_place(str(self.directory), clock_ms, make=True)
 
-    def _origin(self) -> Origin:
+    def _origin(self, images: ImageStore) -> Origin:
         server = self.server
         return Origin(
             release="torture",
             database=server.database,
             store=server.node.store,
-            images=make_images(server.home / "own-images", self._image),
+            images=images,
             clock=SystemClock(),
             home=server.home,
             scratch=server.home / "run",
@@ -129,10 +133,11 @@ class Saving:
     @property
     def service(self) -> BackupService:
         """As the server has it while no backup is under way."""
-        return BackupService(self._origin(), lambda: ClientSettings({}))
+        return BackupService(self._origin(ImageStore(self._images)), lambda: ClientSettings({}))
 
     async def back_up(self) -> Made:
-        return await make(self._origin(), self.place, ids.mint("bak", now_ms=clock_ms()), nobody_asks, with_master_key=True)
+        origin = self._origin(make_images(self._images, self._image))
+        return await make(origin, self.place, ids.mint("bak", now_ms=clock_ms()), nobody_asks, with_master_key=True)
 
     # ---------------------------------------------------------------------------------------------------------------- restoring
 
