@@ -43,7 +43,7 @@ from tests.fakes.layer import read_cluster, write_cluster
 PAGES = 160
 COUNTER = 3  # the page that begins with the counter
 BLOCK = slice(20, 44)  # rewritten by every step
-SELDOM = slice(44, 60)  # a page of it changes with every 1st, 2nd, 4th, ... 128th step
+SELDOM = slice(44, 60)  # pages that change with every 1st, 2nd, 4th, ... 128th step, and such with every 1st, ... 128th value
 NEVER_TOUCHED = slice(60, PAGES)
 STEPS_PER_VALUE = 1000  # a caller's value is the counter divided by this
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, False, False, False, False, False, False, True, {"jail": "it has no guest code"})
@@ -85,7 +85,7 @@ def _content(base: Pages, counter: int) -> Pages:
 def _seldom(base: Pages, counter: int) -> Pages:
     rows = []
     for row in range(len(base)):
-        steps = 2 ** (row % 8)
+        steps = 2 ** (row % 8) * (STEPS_PER_VALUE if row >= 8 else 1)
         since = counter // steps  # its own kind of page at each change: steps alone would always leave the same
         rows.append(_content(base[row : row + 1], since * steps + (since + row) % 4))
     return np.concatenate(rows)
