@@ -154,9 +154,8 @@ def _record_lately(
     private, lately = captured
     copied = np.isin(last.pages, lately.pages, assume_unique=True)
     left = _in_segments(last, leave)
-    quiet = np.flatnonzero(
-        np.isin(last.pages, private, assume_unique=True) & ~copied
-    )  # what is the base's again is not among them
+    still_private = np.isin(last.pages, private, assume_unique=True)  # the others have been given back and are the base's again
+    quiet = np.flatnonzero(still_private & ~copied)
     compared = np.flatnonzero(copied & ~left)
     quiet_zeros = np.setdiff1d(np.intersect1d(last.zeros, private, assume_unique=True), lately.pages, assume_unique=True)
     with _Flushes(writer) as flushes, SegmentReaders(directory) as readers:
