@@ -14,7 +14,7 @@ from perdure.core.ids import SegmentId, SnapshotId
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.capture import GARBAGE_BYTES_MIN, LIVE_SHARE, mint_segment
-from perdure.snapshots.manifest import BaseRef, FileFact, Manifest
+from perdure.snapshots.manifest import MANIFEST, BaseRef, FileFact, Manifest
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import rewrite
 from perdure.snapshots.segments import SegmentWriter, segment_file
@@ -63,7 +63,7 @@ def _worth_rewriting(store: SnapshotStore, index: PageIndex) -> frozenset[Segmen
 def put_index(store: SnapshotStore, manifest: Manifest, index: PageIndex, name: str, base: BaseRef | None = None) -> bool:
     """Replace the manifest by one with another index (and base), and remove the old index's file. ``name`` is used once.
 
-    False, and nothing has changed, when the snapshot is not as it was any more.
+    False, and nothing has changed, when the snapshot is not as it was any more; nor has anything after NoSpace.
     """
     assert manifest.memory is not None
     directory = store.snapshots / manifest.snapshot_id
@@ -75,7 +75,12 @@ def put_index(store: SnapshotStore, manifest: Manifest, index: PageIndex, name: 
     memory = replace(manifest.memory, index=fact, segments=index.ends(), total_bytes=index.stored_bytes())
     if base is not None:
         memory = replace(memory, base=base, pages=len(index.pages) + len(index.zeros))
-    replaced = store.replace(manifest, replace(manifest, memory=memory))
+    try:
+        replaced = store.replace(manifest, replace(manifest, memory=memory))
+    except BaseException:
+        if fact.name.encode() not in (directory / MANIFEST).read_bytes():
+            remove(directory / fact.name, disk=store.disk)
+        raise
     crashpoint(CrashPoint.COMPACT_REPLACED)
     remove(directory / (manifest.memory.index if replaced else fact).name, disk=store.disk)
     return replaced

@@ -290,7 +290,12 @@ class SnapshotStore:
         with self._guard:
             if self._manifests.get(before.snapshot_id) is not before:
                 return False
-            self.publish(after)
+            try:
+                self.publish(after)
+            except BaseException:
+                if self._read_manifest(after.snapshot_id) == after:  # in place, though perhaps not for good:
+                    self._damaged.add(f"snapshots/{after.snapshot_id}")  # nothing that either of them names may go
+                raise
             return True
 
     def users(self, name: str) -> int:
@@ -464,12 +469,10 @@ class SnapshotStore:
         return manifest.facts()
 
     def _layers_with_news(self, record: LiveRecord) -> tuple[DiskId, ...]:
-        """A record's layers up to the last one with data; empty when a snapshot names that one: what it says of the layers below
-        may be others that hold the same (``merge``)."""
+        """A record's layers up to the last one with data; empty when a snapshot names that one (above others: ``merge``)."""
         with self._guard:
             known = frozenset(self._frozen)
-        usable: list[DiskId] = []
-        news = 0
+        usable, news = list[DiskId](), 0
         for number, disk_id in enumerate(record.layers, 1):
             try:
                 facts = disk_layers.inspect(self.disks / disk_file(disk_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -14,15 +15,18 @@ import pytest
 from perdure.core.errors import CorruptSnapshot, NoSpace, NotFound
 from perdure.core.ids import DiskId, SnapshotId, WorkspaceId
 from perdure.snapshots import merge as merging
+from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.clusters import Union, Written
 from perdure.snapshots.layers import LayerFacts, create_layer, disk_file
-from perdure.snapshots.manifest import DiskFact
+from perdure.snapshots.manifest import DiskFact, Manifest
 from perdure.snapshots.merge import Link, choose, is_deep, merge
+from perdure.snapshots.rebase import rebase
 from perdure.snapshots.start import begin
+from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.verify import Verifier
 from perdure.snapshots.weight import weigh
 from perdure.wire.node import SnapshotFacts
-from tests.fakes.disk import Crash, RecordingDisk
+from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.fakes.tiny_machine import TinyMachine
 from tests.fakes.tiny_node import NOW, Node, capture, check_crash, files_of, snapshot_id
 
@@ -297,6 +301,57 @@ async def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
     assert writes > 6, "each write of the layer, and that of the manifest"
     disk.full_at = None
     assert len(layers_of(node, facts.snapshot_id)) == 8
+
+
+class _Unsynced(QuickDisk):
+    """From some time on, a directory of a snapshot cannot be synced: its names have changed, but perhaps not for good."""
+
+    fails = False
+
+    def sync_dir(self, path: Path) -> None:
+        if self.fails and path.parent.name == "snapshots":
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def settle(store: SnapshotStore, name: SnapshotId, enough: threading.Event) -> bool:
+    return rebase(store, name, BaseRam(store.root.parent / "image" / "ram.base"), enough)
+
+
+@pytest.mark.parametrize("work", [merge, settle])
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_manifest_that_may_not_last_costs_neither_what_it_names_nor_what_it_replaced(
+    tmp_path: Path, work: Callable[..., object], is_kept: bool
+) -> None:
+    disk = _Unsynced()
+    node = Node(tmp_path, disk)
+    node.store.open()
+    (facts,), machine = await asleep(node, 9)
+    path = node.store.snapshots / facts.snapshot_id / "manifest.json"
+    before = path.read_bytes()
+    indexes = {found.name: found.read_bytes() for found in path.parent.glob("*.index")}
+    replace_manifest = SnapshotStore.publish
+
+    def publish(self: SnapshotStore, manifest: Manifest) -> None:
+        disk.fails = True
+        replace_manifest(self, manifest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SnapshotStore, "publish", publish)
+        with pytest.raises(OSError, match="Input/output"):
+            work(node.store, facts.snapshot_id, NEVER)
+    assert path.read_bytes() != before
+    node.store.sweep()
+    disk.fails = False
+    node.store.close()
+    if not is_kept:
+        path.write_bytes(before)
+    assert all((path.parent / name).read_bytes() == data for name, data in indexes.items())
+    again = Node(tmp_path)
+    assert again.store.open().damaged == ()
+    assert await disk_of(again, facts.snapshot_id, 9) == wanted(9)
+    run, woken = await again.wake(3, facts.snapshot_id)
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    run.end()
 
 
 async def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,18 +27,22 @@ from perdure.core.errors import MachineFailed, NoSpace
 from perdure.core.files import Handle
 from perdure.core.ids import DiskId, SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots import merge as merging
 from perdure.snapshots.capture import CaptureRequest, MachineRun
 from perdure.snapshots.compact import compact
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, LiveRecord, Manifest
+from perdure.snapshots.merge import merge
 from perdure.snapshots.rebase import rebase
 from perdure.snapshots.segments import segment_file
+from perdure.snapshots.start import begin
 from perdure.snapshots.weight import weigh
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
-from tests.fakes.tiny_machine import TinyMachine
+from tests.fakes.tiny_machine import TinyMachine, TinyMemory
 from tests.fakes.tiny_node import NOW, PAGES, Node, capture, check_crash, files_of, snapshot_id
 
 WORKSPACES = [WorkspaceId(f"ws_{name}") for name in ("a", "b", "c")]
+CLUSTERS = 4  # of the disk, that are written
 
 
 class _Failing(Handle):
@@ -72,6 +78,7 @@ class Story:
     disk: FullDisk = field(default_factory=FullDisk)
     runs: dict[WorkspaceId, tuple[MachineRun, TinyMachine]] = field(default_factory=dict)
     rams: dict[SnapshotId, np.ndarray | None] = field(default_factory=dict)  # None: of a disk alone
+    contents: dict[SnapshotId, list[bytes]] = field(default_factory=dict)  # of the disk
     generation: int = 0
     node: Node = field(init=False)
 
@@ -100,13 +107,14 @@ class Story:
             return
         _, machine = self.runs[who]
         rng = np.random.default_rng(number)
-        if number % 3 == 0:
-            machine.write_disk(b"%d" % number)
-        else:  # much: so that what was written before is worth leaving behind
+        machine.write_disk(b"%d" % number, number % CLUSTERS)
+        if number % 3:  # much: so that what was written before is worth leaving behind
             count = int(rng.integers(1, PAGES))
             machine.write_memory(slice(0, count), rng.integers(0, 255, (count, PAGE_SIZE), np.uint8))
 
     async def checkpoint(self, who: WorkspaceId, number: int) -> None:
+        if who in self.runs and number % 3:
+            self.runs[who][1].write_disk(b"%d" % number, number % CLUSTERS)
         await self._capture(who, goes_on=True)
 
     async def hibernate(self, who: WorkspaceId, number: int) -> None:
@@ -127,6 +135,7 @@ class Story:
             assert name not in {facts.snapshot_id for facts in self.node.store.complete()}
             return False
         self.rams[name] = machine.memory.ram.copy()
+        self.contents[name] = content_of(machine)
         return True
 
     async def fail(self, who: WorkspaceId, number: int) -> None:
@@ -175,12 +184,30 @@ class Story:
         finally:
             self.disk.fails_in = None
 
+    async def flatten(self, who: WorkspaceId, number: int) -> None:
+        """A merge of disk layers: done, cut short, or on a disk that fills up at some write."""
+        chosen = self.pick(number)
+        if chosen is None:
+            return
+        enough = threading.Event()
+        if number % 5 == 0:
+            enough.set()
+        before = len(self.node.store.manifest(chosen).layers)
+        self.disk.fails_in = number % 11 if number % 4 == 0 else None
+        try:
+            fewer = merge(self.node.store, chosen, enough)
+            assert fewer == (0 if enough.is_set() else max(0, before - merging.LAYERS_ASLEEP))
+        except NoSpace:
+            assert self.disk.fails_in == 0
+        finally:
+            self.disk.fails_in = None
+
     async def die(self, who: WorkspaceId, number: int) -> None:
         """The machine is lost; its newer disk is kept."""
         if who in self.runs:
-            run, _ = self.runs.pop(who)
+            run, machine = self.runs.pop(who)
             run.end(keep_layers=True)
-            self._salvage(who, run.spec.generation)
+            self._salvage(who, run.spec.generation, content_of(machine))
 
     async def stop(self, who: WorkspaceId, number: int) -> None:
         if who in self.runs:
@@ -189,6 +216,7 @@ class Story:
     async def restart(self, who: WorkspaceId, number: int) -> None:
         """SIGKILL of everything; the next process opens the store, and finds what was alive."""
         self.node.store.close()
+        lost = {who: content_of(machine) for who, (_, machine) in self.runs.items()}
         self.runs.clear()
         self.disk = FullDisk()
         self.node = Node(self.home, self.disk)
@@ -196,12 +224,15 @@ class Story:
         assert report.damaged == ()
         self.check()
         for record in self.node.store.live():
-            self._salvage(record.workspace_id, record.generation)
+            self._salvage(record.workspace_id, record.generation, lost[record.workspace_id])
 
-    def _salvage(self, who: WorkspaceId, generation: int) -> None:
+    def _salvage(self, who: WorkspaceId, generation: int, content: list[bytes]) -> None:
         facts = self.node.store.salvage(who, generation, snapshot_id(), NOW)
         if facts is not None:
             self.rams[facts.snapshot_id] = None
+            self.contents[facts.snapshot_id] = content
+        else:
+            assert content in self.contents.values() or not any(content), "what it wrote was never captured"
 
     # ---------------------------------------------------------------------------------------------------------- invariants
 
@@ -245,16 +276,39 @@ class Story:
             await self.stop(who, 0)
         for name, ram in self.rams.items():
             self.node.store.verify(name, self.node.base.ram)
+            who = WorkspaceId("ws_check")
             if ram is not None:
-                run, machine = await self.node.wake(10**6, name, WorkspaceId("ws_check"))
+                run, machine = await self.node.wake(10**6, name, who)
                 assert np.array_equal(machine.memory.ram, ram)
-                run.end()
+            else:
+                run = begin(self.node.store, self.node.spec(10**6, who), name, memory=False)
+                machine = TinyMachine(TinyMemory(self.node.base.ram.pages))
+                await machine.attach_disk(run.chain())
+            assert content_of(machine) == self.contents[name]
+            run.end()
         self.check()
+
+
+def content_of(machine: TinyMachine) -> list[bytes]:
+    return [machine.read_disk(cluster) for cluster in range(CLUSTERS)]
 
 
 STEPS: dict[str, Callable[..., Any]] = {
     name: getattr(Story, name)
-    for name in ("wake", "write", "checkpoint", "hibernate", "fail", "delete", "squeeze", "settle", "die", "stop", "restart")
+    for name in (
+        "wake",
+        "write",
+        "checkpoint",
+        "hibernate",
+        "fail",
+        "delete",
+        "squeeze",
+        "settle",
+        "flatten",
+        "die",
+        "stop",
+        "restart",
+    )
 }
 #: What makes files is drawn more often than what ends everything.
 NAMES = (
@@ -263,7 +317,7 @@ NAMES = (
     + ["checkpoint"] * 4
     + ["hibernate"] * 2
     + ["delete"] * 3
-    + ["squeeze", "fail", "settle", "settle", *STEPS]
+    + ["squeeze", "fail", "settle", "settle", "flatten", "flatten", *STEPS]
 )
 MOVES = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(WORKSPACES), st.integers(0, 10**6)), min_size=5, max_size=40)
 
@@ -276,7 +330,12 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def tell(moves: list[tuple[str, WorkspaceId, int]], home: Path) -> None:
-    story = Story(home)
+    """Stories are short, so few layers are too many in them."""
+    with patch.object(merging, "LAYERS_ASLEEP", 2):
+        await _tell(Story(home), moves)
+
+
+async def _tell(story: Story, moves: list[tuple[str, WorkspaceId, int]]) -> None:
     for name, who, number in moves:
         await STEPS[name](story, who, number)
         story.check()
@@ -292,6 +351,14 @@ def test_what_is_named_stays_and_nothing_else(image: Path, moves: list[tuple[str
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "image").symlink_to(image)
         asyncio.run(tell(moves, Path(folder)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_the_same_after_long_lives(tmp_path: Path, seed: int) -> None:
+    """Small stories, which an example is made of, seldom have deep disks and forks of forks."""
+    rng = random.Random(seed)
+    moves = [(rng.choice(NAMES), rng.choice(WORKSPACES), rng.randrange(10**6)) for _ in range(100)]
+    await tell(moves, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(6))
