@@ -26,45 +26,13 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.verify import Verifier
 from perdure.snapshots.weight import weigh
 from perdure.wire.node import SnapshotFacts
-from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
+from tests.fakes.deep_disk import asleep, disk_of, disks_of, layers_of, wanted
+from tests.fakes.disk import QuickDisk, RecordingDisk
 from tests.fakes.tiny_machine import TinyMachine
-from tests.fakes.tiny_node import NOW, Node, capture, check_crash, files_of, snapshot_id
+from tests.fakes.tiny_node import NOW, Node, capture, files_of, snapshot_id
 
 NEVER = threading.Event()
 OTHER = WorkspaceId("ws_other")
-
-
-async def asleep(node: Node, count: int, *, keep: int = 1) -> tuple[list[SnapshotFacts], TinyMachine]:
-    """A workspace on ``count`` layers, and the last ``keep`` of its snapshots. Each layer has written cluster 0 and one more."""
-    run, machine = await node.wake(1)
-    made = []
-    for number in range(count):
-        machine.write_memory(number, number + 1)
-        machine.write_disk(b"newest %d" % number)
-        machine.write_disk(b"layer %d" % number, 10 + number)
-        made.append(await capture(run, machine, goes_on=number < count - 1))
-    run.end()
-    node.store.delete([facts.snapshot_id for facts in made[:-keep]])
-    return made[-keep:], machine
-
-
-async def disk_of(node: Node, name: SnapshotId, count: int) -> list[bytes]:
-    run, machine = await node.wake(1, name, WorkspaceId("ws_look"))
-    found = [machine.read_disk(), *(machine.read_disk(10 + number) for number in range(count))]
-    run.end()
-    return found
-
-
-def wanted(count: int) -> list[bytes]:
-    return [b"newest %d" % (count - 1), *(b"layer %d" % number for number in range(count))]
-
-
-def layers_of(node: Node, name: SnapshotId) -> tuple[DiskId, ...]:
-    return node.store.manifest(name).disk_ids
-
-
-def disks_of(node: Node) -> set[str]:
-    return {path.stem for path in node.store.disks.iterdir()}
 
 
 def snapshot_of_files(node: Node) -> dict[str, bytes]:
@@ -429,68 +397,3 @@ async def test_a_layer_that_is_being_read_stays_until_it_has_been(node: Node, mo
     assert Verifier(node.store, lambda _file, _count: None).snapshot(facts.snapshot_id, node.base.ram).damage == ()
     assert fewer == [1]
     assert disks_of(node) == set(layers_of(node, facts.snapshot_id))
-
-
-# ---------------------------------------------------------------------------------------------------------------- crashes
-
-
-async def test_every_crash_of_a_merge_leaves_the_snapshot_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of the capture and the deletion that follow."""
-    monkeypatch.setattr(merging, "LAYERS_ASLEEP", 2)
-    home = tmp_path / "home"
-    home.mkdir()
-    disk = RecordingDisk(home)
-    node = Node(home, disk)
-    node.store.open()
-    kept, machine = await asleep(node, 4, keep=2)
-    facts = kept[1]
-    since = len(disk.operations)
-    assert merge(node.store, facts.snapshot_id, NEVER) == 2
-    node.store.delete([kept[0].snapshot_id])
-    run, woken = await node.wake(2, facts.snapshot_id)
-    woken.write_disk(b"later", 99)
-    woken.write_memory(200, 5)
-    child = await capture(run, woken, goes_on=False)
-    run.end()
-    ram = machine.memory.ram.copy()
-    older = ram.copy()
-    older[3] = node.base.ram.pages[3]
-    acknowledged = [
-        (since, 10**9, facts, ram),
-        (len(disk.operations), 10**9, child, woken.memory.ram.copy()),
-        (10**9, 10**9, kept[0], older),
-    ]
-    assert len(disk.states) - since > 25
-    for after in range(since, len(disk.states)):
-        for crash in Crash:
-            for seed in range(2 if crash is Crash.MIXED else 1):
-                target = tmp_path / f"c{after}{crash}{seed}"
-                await check_crash(disk, node, acknowledged, (after, crash, target), seed)
-
-
-async def test_after_every_crash_the_disk_reads_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "LAYERS_ASLEEP", 2)
-    home = tmp_path / "home"
-    home.mkdir()
-    disk = RecordingDisk(home)
-    node = Node(home, disk)
-    node.store.open()
-    (facts,), _ = await asleep(node, 4)
-    since = len(disk.operations)
-    merge(node.store, facts.snapshot_id, NEVER)
-    depths = set()
-    for after in range(since, len(disk.states)):
-        for crash in Crash:
-            target = tmp_path / f"c{after}{crash}"
-            target.mkdir()
-            disk.materialise(after, crash, target, seed=after)
-            (target / "image").symlink_to(home / "image")
-            crashed = Node(target)
-            assert crashed.store.open().damaged == ()
-            depths.add(len(layers_of(crashed, facts.snapshot_id)))
-            assert await disk_of(crashed, facts.snapshot_id, 4) == wanted(4)
-            merge(crashed.store, facts.snapshot_id, NEVER)
-            assert await disk_of(crashed, facts.snapshot_id, 4) == wanted(4)
-            assert disks_of(crashed) == set(layers_of(crashed, facts.snapshot_id))
-            crashed.store.close()
-    assert depths == {2, 4}
