@@ -15,6 +15,7 @@ from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
 from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.merge import merge
 from perdure.snapshots.objects.chunks import file_source
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.local import Mover, image_key, snapshot_key, snapshot_of
@@ -22,6 +23,7 @@ from perdure.snapshots.objects.upload import Contents
 from perdure.snapshots.rebase import rebase
 from perdure.wire.node import SnapshotFacts
 from perdure.wire.objects import ItemKey, ItemState
+from tests.fakes import deep_disk
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
 from tests.fakes.objects import FakeObjects
@@ -130,6 +132,39 @@ async def test_a_snapshot_of_a_disk_only(here: Place, elsewhere: Callable[[], Pl
     fetched = await there.mover.fetch(item.key)
     assert (fetched.has_memory, fetched.disk_total_bytes > 0) == (False, True)
     there.node.store.verify(fetched.snapshot_id)
+
+
+async def test_layers_merged_while_they_are_uploaded(here: Place, elsewhere: Callable[[], Place]) -> None:
+    """What is there is the disk before its merge; what is captured on it after that is another disk, and both are whole."""
+    node = here.node
+    (facts,), _ = await deep_disk.asleep(node, 9)
+    before = deep_disk.layers_of(node, facts.snapshot_id)
+    put, fewer = here.home.objects.put, list[int]()  # type: ignore[attr-defined]
+
+    async def slow(name: str, data: bytes) -> None:
+        if not fewer:
+            fewer.append(merge(node.store, facts.snapshot_id, threading.Event()))
+            assert set(before) < deep_disk.disks_of(node), "they are being read"
+        await put(name, data)
+
+    here.home.objects.put = slow  # type: ignore[method-assign]
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    assert fewer == [1]
+    assert deep_disk.disks_of(node) == set(deep_disk.layers_of(node, facts.snapshot_id))
+    run, machine = await node.wake(2, facts.snapshot_id)
+    machine.write_disk(b"later", 99)
+    child = await capture(run, machine, goes_on=False)
+    run.end()
+    later, _ = await here.mover.upload(child.snapshot_id)
+    for keys in ((item.key, later.key), (later.key, item.key)):
+        there = elsewhere()
+        for key in keys:
+            await there.mover.fetch(key)
+        assert deep_disk.layers_of(there.node, facts.snapshot_id) == before
+        assert len(deep_disk.layers_of(there.node, child.snapshot_id)) == 9
+        for name in (facts.snapshot_id, child.snapshot_id):
+            there.node.store.verify(name, there.node.base.ram)
+            assert await deep_disk.disk_of(there.node, name, 9) == deep_disk.wanted(9)
 
 
 async def test_a_damaged_snapshot_is_not_uploaded(here: Place) -> None:
