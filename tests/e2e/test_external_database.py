@@ -8,19 +8,14 @@ import psycopg
 import pytest
 
 from tests.e2e.live import serving
-from tests.fakes.database import cluster
+from tests.fakes.database import empty_database
 
 
 @pytest.fixture
 async def external() -> AsyncIterator[str]:
     """URL of an empty database of a PostgreSQL that runs elsewhere. Nothing of ours has been in it yet."""
-    postgres = cluster()
-    async with await psycopg.AsyncConnection.connect(postgres.url("postgres"), autocommit=True) as connection:
-        await connection.execute("create database external")
-        try:
-            yield postgres.url("external")
-        finally:
-            await connection.execute("drop database external with (force)")
+    async with empty_database("external") as url:
+        yield url
 
 
 @pytest.mark.qemu

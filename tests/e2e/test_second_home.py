@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from perdure.core.errors import CorruptSnapshot, Unavailable
@@ -19,7 +18,7 @@ from perdure.sdk import Client, Workspace
 from perdure.wire.node import MemoryFate
 from tests.e2e.crashing import COMMAND, Keeper, Kept, Place
 from tests.e2e.shared_images import share_images
-from tests.fakes.database import cluster
+from tests.fakes.database import empty_database
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -27,13 +26,8 @@ pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1500)]
 @pytest.fixture
 async def database() -> AsyncIterator[str]:
     """URL of a database that the nodes share."""
-    postgres = cluster()
-    async with await psycopg.AsyncConnection.connect(postgres.url("postgres"), autocommit=True) as connection:
-        await connection.execute("create database homes")
-        try:
-            yield postgres.url("homes")
-        finally:
-            await connection.execute("drop database homes with (force)")
+    async with empty_database("homes") as url:
+        yield url
 
 
 @pytest.fixture

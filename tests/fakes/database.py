@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from perdure.db.database import Database
 from perdure.db.embedded import EmbeddedPostgres
@@ -34,6 +35,18 @@ def cluster() -> EmbeddedPostgres:
         connection.execute(f"create database {_TEMPLATE}")
     migrate(postgres.url(_TEMPLATE))
     return postgres
+
+
+@asynccontextmanager
+async def empty_database(name: str) -> AsyncIterator[str]:
+    """URL of a database in which nothing of ours has been, until the block ends."""
+    postgres = cluster()
+    async with await psycopg.AsyncConnection.connect(postgres.url("postgres"), autocommit=True) as connection:
+        await connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        try:
+            yield postgres.url(name)
+        finally:
+            await connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
 def _run(postgres: EmbeddedPostgres, method: str) -> None:

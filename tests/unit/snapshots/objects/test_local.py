@@ -228,6 +228,11 @@ async def test_another_base_is_refused(here: Place, elsewhere: Callable[[], Plac
 async def test_a_crash_at_any_write_of_a_fetch_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
     facts, machine = await asleep(here.node)
     item, _ = await here.mover.upload(facts.snapshot_id)
+    assert await fetch_with_crashes(here, item.key, machine, tmp_path) > 8
+
+
+async def fetch_with_crashes(here: Place, key: ItemKey, machine: TinyMachine, tmp_path: Path) -> int:
+    """Fetch into an empty node and look at what every crash on the way would have left; returns how many writes there were."""
     home = tmp_path / "recorded"
     home.mkdir()
     disk = RecordingDisk(home)
@@ -235,12 +240,12 @@ async def test_a_crash_at_any_write_of_a_fetch_leaves_nothing_or_all(here: Place
     other.store.open()
     there = Place(other, here.home.objects, here.home.catalogue)  # type: ignore[arg-type]
     since = len(disk.operations)
-    fetched = await there.mover.fetch(item.key)
+    fetched = await there.mover.fetch(key)
     acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
-    assert len(disk.states) - since > 8
     for after in range(since, len(disk.states)):
         for crash in Crash:
             await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)
+    return len(disk.states) - since
 
 
 async def rebased(node: Node) -> tuple[SnapshotFacts, TinyMachine]:
@@ -317,18 +322,7 @@ async def test_a_damaged_private_base_is_mended_by_a_fetch(here: Place) -> None:
 async def test_a_crash_at_any_write_of_a_fetch_of_a_private_base_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
     facts, machine = await rebased(here.node)
     item, _ = await here.mover.upload(facts.snapshot_id)
-    home = tmp_path / "recorded"
-    home.mkdir()
-    disk = RecordingDisk(home)
-    other = Node(home, disk)
-    other.store.open()
-    there = Place(other, here.home.objects, here.home.catalogue)  # type: ignore[arg-type]
-    since = len(disk.operations)
-    fetched = await there.mover.fetch(item.key)
-    acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
-    for after in range(since, len(disk.states)):
-        for crash in Crash:
-            await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)
+    await fetch_with_crashes(here, item.key, machine, tmp_path)
 
 
 async def test_an_image_and_its_snapshots(here: Place) -> None:
