@@ -52,12 +52,13 @@ def private_bytes(pids: Iterable[int]) -> int:
 def stored_bytes(directory: Path) -> int:
     """Bytes that the files below ``directory`` take on disk: holes cost nothing, hard links are counted once."""
     seen: dict[tuple[int, int], int] = {}
-    for path in directory.rglob("*"):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+    for parent, directories, names in os.walk(directory):  # unlike Path.rglob, it goes on when a directory is removed under it
+        for name in (*directories, *names):
+            try:
+                status = Path(parent, name).lstat()
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(seen.values())
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from perdure.demo import observe
 
@@ -37,6 +40,20 @@ def test_stored_bytes_count_blocks_not_holes_and_links_once(tmp_path: Path) -> N
     with (tmp_path / "hole").open("wb") as file:
         file.truncate(1 << 30)
     assert 1 << 20 <= observe.stored_bytes(tmp_path) - empty < (1 << 20) + (1 << 17)
+
+
+def test_what_is_removed_while_it_is_counted_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("going", "staying"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "full").write_bytes(os.urandom(1 << 20))
+    look = Path.lstat
+
+    def too_late(path: Path) -> os.stat_result:
+        shutil.rmtree(tmp_path / "going", ignore_errors=True)
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", too_late)
+    assert 1 << 20 <= observe.stored_bytes(tmp_path) < (1 << 20) + (1 << 17)
 
 
 def test_cpu_time_of_a_dead_process_is_zero() -> None:
