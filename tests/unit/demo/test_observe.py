@@ -43,16 +43,17 @@ def test_stored_bytes_count_blocks_not_holes_and_links_once(tmp_path: Path) -> N
 
 
 def test_what_is_removed_while_it_is_counted_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("going", "staying"):
+    for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "full").write_bytes(os.urandom(1 << 20))
     look = Path.lstat
 
-    def too_late(path: Path) -> os.stat_result:
-        shutil.rmtree(tmp_path / "going", ignore_errors=True)
+    def the_other_goes(path: Path) -> os.stat_result:
+        if path.name == "full":
+            shutil.rmtree(tmp_path / ("other" if path.parent.name == "one" else "one"), ignore_errors=True)
         return look(path)
 
-    monkeypatch.setattr(Path, "lstat", too_late)
+    monkeypatch.setattr(Path, "lstat", the_other_goes)
     assert 1 << 20 <= observe.stored_bytes(tmp_path) < (1 << 20) + (1 << 17)
 
 
