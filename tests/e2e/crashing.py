@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -222,6 +223,11 @@ class Place:
         raise AssertionError(f"Not within {deadline_s:g} s: {what}.\n{self.log_tail()}")
 
     def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:  # one that the transport cannot connect is left unclosed there
+            try:
+                probe.connect(str(self.settings.api_socket))
+            except OSError:
+                return False
         try:
             with self.client() as client:
                 client.health()

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class PerdureError(Exception):
@@ -54,6 +54,12 @@ class PerdureError(Exception):
         self.internal = internal
         if ambiguous is not None:
             self.ambiguous = ambiguous
+
+    def twin(self) -> Self:
+        """The same error for another caller: one object would gather the tracebacks of all that raise it."""
+        twin = type(self).__new__(type(self), *self.args)  # not by its constructor, which may want other things
+        vars(twin).update({name: value for name, value in vars(self).items() if name != "__notes__"})
+        return twin
 
     def public(self) -> dict[str, Any]:
         """The ``error`` object of an API answer or of the CLI's stderr."""

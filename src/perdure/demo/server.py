@@ -21,11 +21,15 @@ from pathlib import Path
 
 from perdure.core.config import Settings
 from perdure.core.errors import HostUnfit, PerdureError
+from perdure.demo import observe
 from perdure.demo.steps import DemoFailed
 from perdure.sdk import AsyncClient, ServerUnreachable
 
 START_DEADLINE_S = 120.0
 ASK_EVERY_S = 0.1
+#: A store with less in it is empty but for what it always has.
+EMPTY_BYTES = 1 << 20
+EMPTIED_DEADLINE_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,6 +109,19 @@ class Server:
     async def ends_within(self, seconds: float) -> bool:
         """Wait that long for the server's end; False when it goes on."""
         return await _ended(self._process, seconds)
+
+    def stored_bytes(self) -> int:
+        """Of the snapshot store, on disk."""
+        return observe.stored_bytes(self.settings.store)
+
+    async def emptied(self) -> int:
+        """Bytes left in the store when all is deleted. A delete is on record when it returns; the files go a moment later, which
+        is waited for, a minute at most or until the server ends."""
+        for _ in range(int(EMPTIED_DEADLINE_S / ASK_EVERY_S)):
+            left = self.stored_bytes()
+            if left < EMPTY_BYTES or await self.ends_within(ASK_EVERY_S):
+                break
+        return left
 
     async def stop(self) -> bool:
         """SIGTERM, then SIGKILL at its deadline; returns whether it ended in order."""

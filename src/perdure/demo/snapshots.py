@@ -51,7 +51,7 @@ async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
             compaction = await _compaction(bench, rig)
         cold = await _cold_wakes(bench, ws)
         await ws.delete()
-        await bench.emptied()
+        await bench.server.emptied()
         large = await _large(bench)
     return [*forks, *cold, *large, *compaction, *await _stored(say, count)]
 

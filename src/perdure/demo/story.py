@@ -17,7 +17,7 @@ from typing import Any
 from perdure.core.errors import PerdureError
 from perdure.demo import floor, observe
 from perdure.demo.history import History, history
-from perdure.demo.server import Server, ensure_image, temporary_server
+from perdure.demo.server import EMPTY_BYTES, Server, ensure_image, temporary_server
 from perdure.demo.steps import Figure, Steps, expect
 from perdure.demo.web import ask
 from perdure.sdk import AsyncClient, AsyncWorkspace, ResumeReport
@@ -58,9 +58,6 @@ class Story:
         """PID and start time of each program, from the workspace's kernel: the same numbers are the same processes."""
         pids = " ".join(f"/proc/{pid}/stat" for pid in self.programs.values())
         return await self.sh(f"cut -d' ' -f1,2,22 {pids}")
-
-    def store_bytes(self) -> int:
-        return observe.stored_bytes(self.server.settings.store)
 
 
 async def run(steps: Steps) -> list[Figure]:
@@ -155,7 +152,7 @@ async def _sleep_and_wake(story: Story) -> None:
         left = observe.vmms(story.server.pid)
         expect(vmm not in left, f"The machine's process {vmm} is still there.")
         expect(left <= awake, "A process was started for a workspace that sleeps.")
-        story.figures["stored"] = story.store_bytes()
+        story.figures["stored"] = story.server.stored_bytes()
         step.detail = (
             f"in {_ms(story.figures['hibernate'])}; no process remains; {_size(story.figures['stored'])} on disk over the image"
         )
@@ -240,18 +237,9 @@ async def _tidy(story: Story) -> None:
     with story.steps.step("Delete the workspace") as step:
         for workspace in await AsyncWorkspace.list(client=story.client):
             await workspace.delete()
-        left = await _emptied(story)
-        expect(left < 1 << 20, f"{_size(left)} are left in the store.")
+        left = await story.server.emptied()
+        expect(left < EMPTY_BYTES, f"{_size(left)} are left in the store.")
         step.detail = f"{_size(left)} left in the store"
-
-
-async def _emptied(story: Story) -> int:
-    """Bytes left in the store. A delete is on record when it returns; the files go a moment later."""
-    for _ in range(600):
-        left = story.store_bytes()
-        if left < 1 << 20 or await story.server.ends_within(0.1):
-            break
-    return left
 
 
 async def _boot_from_cold(story: Story) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from perdure.demo import observe
 from perdure.demo.server import Server, ensure_image
 from perdure.demo.steps import expect
 from perdure.node.pool import REFILL_DELAY_S
@@ -57,19 +56,9 @@ class Bench:
             await ensure_image(client)
             yield cls(server, client, say, count)
 
-    def stored(self) -> int:
-        return observe.stored_bytes(self.server.settings.store)
-
     async def breathe(self) -> None:
         """Let the pool's refill and the removal of old files end, so that a sample measures its own action."""
         await self.server.ends_within(REFILL_DELAY_S + REFILLED_WITHIN_S)
-
-    async def emptied(self) -> None:
-        """Wait until what was deleted is off the disk, a minute at most."""
-        for _ in range(120):
-            if self.stored() < 1 << 20:
-                return
-            await self.breathe()
 
 
 def isolation_of(ws: AsyncWorkspace) -> Isolation:

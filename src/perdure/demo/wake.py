@@ -32,7 +32,7 @@ async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
             await _wakes(bench, ws)
             pauses = await _checkpoints(bench, ws)
             await ws.delete()
-            await bench.emptied()
+            await bench.server.emptied()
             fleet = await _fleet(bench)
         return [*_wake_rows(bench), *_hibernate_rows(bench), *pauses, *asleep, *fleet]
 
@@ -159,7 +159,13 @@ async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
     parts = [f"{name} {observe.stored_bytes(store / name) / 1e6:.1f}" for name in ("segments", "disks", "snapshots")]
     note = f"set-up of the benchmark included; MB of {', '.join(parts)}"
     return [
-        Row("bytes of a sleeping workspace after the light script", bench.stored() / 1e6, "MB", goal=Goal(at_most=12), note=note),
+        Row(
+            "bytes of a sleeping workspace after the light script",
+            bench.server.stored_bytes() / 1e6,
+            "MB",
+            goal=Goal(at_most=12),
+            note=note,
+        ),
         Row("processes of a sleeping workspace", left, "processes", goal=Goal(at_most=0), note="the warm pool aside"),
     ]
 
@@ -167,7 +173,7 @@ async def _weigh_one(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
 async def _fleet(bench: Bench) -> list[Row]:
     """Many sleeping workspaces: what one costs, and that all of them, and the pool, lie on one base file."""
     size = FLEET if bench.count >= SAMPLES else TRIAL_FLEET
-    before_bytes, before_memory = bench.stored(), observe.private_bytes(_servers(bench))
+    before_bytes, before_memory = bench.server.stored_bytes(), observe.private_bytes(_servers(bench))
     pooled = len(observe.vmms(bench.server.pid))
     fleet: list[AsyncWorkspace] = []
     for number in range(size):
@@ -175,7 +181,7 @@ async def _fleet(bench: Bench) -> list[Row]:
             bench.say(f"putting {size} workspaces to sleep: {number} sleep")
         fleet.append(await AsyncWorkspace.create(f"fleet-{number}", client=bench.client))
         await fleet[-1].sleep()
-    stored = (bench.stored() - before_bytes) / size / 1e6
+    stored = (bench.server.stored_bytes() - before_bytes) / size / 1e6
     memory = max(0, observe.private_bytes(_servers(bench)) - before_memory) / size / 1e6
     processes = max(0, len(observe.vmms(bench.server.pid)) - pooled)
     bases = await _bases(bench, fleet[0], fleet[-1])

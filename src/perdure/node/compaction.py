@@ -62,7 +62,9 @@ class Compaction:
         self._task = asyncio.create_task(self._work(), name="compaction")
 
     async def close(self) -> None:
-        """End after the rewrite that is under way: cut off, it would leave files for the next start to sweep."""
+        """End after the rewrite that is under way: cut off, it would leave files for the next start to sweep. What waits is left
+        to that start, whoever goes through the list."""
+        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
             for work in self._running.values():

@@ -152,7 +152,7 @@ class Integrity:
             while len(self._failures) >= REMEMBERED:
                 del self._failures[next(iter(self._failures))]
             self._failures[key] = error
-        return _again(self._failures[key])
+        return self._failures[key].twin()
 
     # ----------------------------------------------------------------------------------------------------------- verify
 
@@ -214,10 +214,3 @@ def _manifest(snapshot_id: SnapshotId) -> Damage:
 def _gone(snapshot_id: SnapshotId) -> CorruptSnapshot:
     missing = _manifest(snapshot_id)
     return CorruptSnapshot(missing.problem, file=missing.file)
-
-
-def _again(error: PerdureError) -> PerdureError:
-    """The same error for another caller: one object would gather the tracebacks of all of them."""
-    twin = type(error)(error.message, hint=error.hint)
-    twin.details = error.details
-    return twin

@@ -175,8 +175,8 @@ class Uploads:
         error = job.error
         if error is None:
             raise NotFound(f"Snapshot {snapshot.id} was removed before it was in the object store.")
-        twin = type(error)(error.message, hint=error.hint or "It is tried again in the background; the node has it.")
-        twin.internal = error.internal
+        twin = error.twin()
+        twin.hint = twin.hint or "It is tried again in the background; the node has it."
         raise twin
 
     async def is_stored(self, snapshot: Snapshot) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.core.config import Settings
-from perdure.core.errors import Conflict, CorruptSnapshot, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from perdure.core.ids import NodeId, SnapshotId
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import StoreCatalogue
@@ -153,6 +153,10 @@ async def test_waiting_for_an_upload(homes: Homes) -> None:
     with pytest.raises(Unavailable, match="did not take it") as caught:
         await homes.service.push_snapshot(CTX, "demo", None)
     assert caught.value.hint == "Look whether it can be reached."
+    homes.home.fail("upload", CorruptData("A file is damaged.", file="disks/dsk_1.qcow2", internal="checksum"))
+    with pytest.raises(CorruptData) as damaged:
+        await homes.service.push_snapshot(CTX, "demo", None)
+    assert damaged.value.details == {"file": "disks/dsk_1.qcow2"} and damaged.value.internal == "checksum"
     homes.home.gate = asyncio.Event()
     with pytest.raises(DeadlineExceeded, match="goes on"):
         await homes.service.push_snapshot(CTX, "demo", head, deadline_s=0)

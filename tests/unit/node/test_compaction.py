@@ -120,34 +120,48 @@ async def test_a_damaged_snapshot_does_not_stop_the_others(rewriter: Rewriter, e
 # ------------------------------------------------------------------------------------------------------------------- rebase
 
 
-class Rebaser:
-    """Stands in for ``rebase``: writes until it is enough, and then takes its time."""
+class Writer:
+    """Stands in for ``rebase`` or ``merge``: writes until it is let go. ``waits_for_enough``: nor before that is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits_for_enough: bool) -> None:
         self.seen: list[SnapshotId] = []
         self.begun = asyncio.Event()
         self.told = threading.Event()
         self.go = threading.Event()
+        self.waits_for_enough = waits_for_enough
+        self.error: Exception | None = None
         self._loop = asyncio.get_running_loop()
 
-    def __call__(self, _store: object, snapshot_id: SnapshotId, _base: object, enough: threading.Event) -> bool:
+    def __call__(self, _store: object, snapshot_id: SnapshotId, *given: Any) -> int:
+        enough: threading.Event = given[-1]
         self.seen.append(snapshot_id)
         self._loop.call_soon_threadsafe(self.begun.set)
-        assert enough.wait(30)
-        self.told.set()
+        if self.waits_for_enough:
+            assert enough.wait(30)
+            self.told.set()
         assert self.go.wait(30)
-        return False
+        if self.error:
+            raise self.error
+        return 0
 
 
 @pytest.fixture
-async def rebaser(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Rebaser:
+async def rebaser(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Writer:
+    return in_place_of("rebase", Writer(waits_for_enough=True), monkeypatch, rewriter)
+
+
+@pytest.fixture
+async def merger(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Writer:
+    return in_place_of("merge", Writer(waits_for_enough=False), monkeypatch, rewriter)
+
+
+def in_place_of(name: str, writer: Writer, monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Writer:
     rewriter.go.set()
-    rebaser = Rebaser()
-    monkeypatch.setattr(compaction, "rebase", rebaser)
-    return rebaser
+    monkeypatch.setattr(compaction, name, writer)
+    return writer
 
 
-async def test_what_is_too_different_from_its_base_is_rebased_and_nothing_else(rebaser: Rebaser, rewriter: Rewriter) -> None:
+async def test_what_is_too_different_from_its_base_is_rebased_and_nothing_else(rebaser: Writer, rewriter: Rewriter) -> None:
     small, large = make(), make(LARGE)
     small.sleeps(ONE)
     await small.run_once()
@@ -161,7 +175,7 @@ async def test_what_is_too_different_from_its_base_is_rebased_and_nothing_else(r
     assert (rebaser.seen, rewriter.seen) == ([TWO], [ONE])
 
 
-async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Rebaser) -> None:
+async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Writer) -> None:
     work = make(LARGE)
     work.sleeps(ONE)
     running = asyncio.create_task(work.run_once())
@@ -176,7 +190,7 @@ async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Rebaser) -
     await running
 
 
-async def test_what_waits_is_known_to_be_undone(rebaser: Rebaser) -> None:
+async def test_what_waits_is_known_to_be_undone(rebaser: Writer) -> None:
     work = make(LARGE)
     work.sleeps(ONE)
     assert await work.out_of_the_way(ONE)
@@ -185,7 +199,7 @@ async def test_what_waits_is_known_to_be_undone(rebaser: Rebaser) -> None:
     assert rebaser.seen == []
 
 
-async def test_the_end_of_the_node_ends_a_rebase(rebaser: Rebaser) -> None:
+async def test_the_end_of_the_node_ends_a_rebase(rebaser: Writer) -> None:
     work = make(LARGE)
     work.start()
     running = asyncio.create_task(work.run_once())
@@ -196,10 +210,11 @@ async def test_the_end_of_the_node_ends_a_rebase(rebaser: Rebaser) -> None:
     assert not done, "the store must not be given away while it writes"
     rebaser.go.set()
     await closing
-    running.cancel()
+    assert await running == 0
+    assert rebaser.seen == [TWO], "the other one is left to the next start"
 
 
-async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebaser: Rebaser) -> None:
+async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebaser: Writer) -> None:
     rebaser.go.set()
     for pages, wanted in ((0, set[SnapshotId]()), (LARGE, {TWO, THREE})):
         work = make(pages)
@@ -211,36 +226,7 @@ async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebase
 # -------------------------------------------------------------------------------------------------------------------- merge
 
 
-class Merger:
-    """Stands in for ``merge``: writes until it is let go, or until it is enough."""
-
-    def __init__(self) -> None:
-        self.seen: list[SnapshotId] = []
-        self.begun = asyncio.Event()
-        self.go = threading.Event()
-        self.waits_for_enough = False
-        self.error: Exception | None = None
-        self._loop = asyncio.get_running_loop()
-
-    def __call__(self, _store: object, snapshot_id: SnapshotId, enough: threading.Event) -> int:
-        self.seen.append(snapshot_id)
-        self._loop.call_soon_threadsafe(self.begun.set)
-        assert not self.waits_for_enough or enough.wait(30)
-        assert self.go.wait(30)
-        if self.error:
-            raise self.error
-        return 3
-
-
-@pytest.fixture
-async def merger(monkeypatch: pytest.MonkeyPatch, rewriter: Rewriter) -> Merger:
-    rewriter.go.set()
-    merger = Merger()
-    monkeypatch.setattr(compaction, "merge", merger)
-    return merger
-
-
-async def test_the_disk_comes_before_the_memory(merger: Merger, rewriter: Rewriter) -> None:
+async def test_the_disk_comes_before_the_memory(merger: Writer, rewriter: Rewriter) -> None:
     work = make()
     work.sleeps(ONE)
     running = asyncio.create_task(work.run_once())
@@ -251,7 +237,7 @@ async def test_the_disk_comes_before_the_memory(merger: Merger, rewriter: Rewrit
     assert (merger.seen, rewriter.seen) == ([ONE], [ONE])
 
 
-async def test_a_wake_ends_a_merge_does_not_wait_for_it_and_nothing_follows(merger: Merger, rewriter: Rewriter) -> None:
+async def test_a_wake_ends_a_merge_does_not_wait_for_it_and_nothing_follows(merger: Writer, rewriter: Rewriter) -> None:
     merger.waits_for_enough = True
     for pages in (0, LARGE):
         merger.go.clear()
@@ -269,7 +255,7 @@ async def test_a_wake_ends_a_merge_does_not_wait_for_it_and_nothing_follows(merg
 
 
 @pytest.mark.parametrize("error", [CorruptSnapshot("damaged"), NoSpace("full"), OSError(5, "Input/output error")])
-async def test_a_merge_that_fails_stops_nothing_else(merger: Merger, rewriter: Rewriter, error: Exception) -> None:
+async def test_a_merge_that_fails_stops_nothing_else(merger: Writer, rewriter: Rewriter, error: Exception) -> None:
     merger.go.set()
     merger.error = error
     work = make()
@@ -279,7 +265,7 @@ async def test_a_merge_that_fails_stops_nothing_else(merger: Merger, rewriter: R
     assert (merger.seen, rewriter.seen) == ([ONE, TWO], [ONE, TWO])
 
 
-async def test_a_disk_without_known_memory_is_merged(merger: Merger, rewriter: Rewriter) -> None:
+async def test_a_disk_without_known_memory_is_merged(merger: Writer, rewriter: Rewriter) -> None:
     async def no_base(_manifest: object) -> Any:
         return None
 
@@ -290,7 +276,7 @@ async def test_a_disk_without_known_memory_is_merged(merger: Merger, rewriter: R
     assert (merger.seen, rewriter.seen) == ([ONE], [])
 
 
-async def test_the_end_of_the_node_ends_a_merge(merger: Merger, rewriter: Rewriter) -> None:
+async def test_the_end_of_the_node_ends_a_merge(merger: Writer, rewriter: Rewriter) -> None:
     merger.waits_for_enough = True
     work = make(layers=LAYERS_ASLEEP + 1)
     work.start()
@@ -301,12 +287,12 @@ async def test_the_end_of_the_node_ends_a_merge(merger: Merger, rewriter: Rewrit
     assert not done, "the store must not be given away while it writes"
     merger.go.set()
     await closing
-    assert rewriter.seen == []
-    running.cancel()
+    assert await running == 0
+    assert (merger.seen, rewriter.seen) == ([TWO], []), "the other one is left to the next start"
 
 
 @pytest.mark.parametrize(("layers", "wanted"), [(LAYERS_ASLEEP, set[SnapshotId]()), (LAYERS_ASLEEP + 1, {TWO, THREE})])
-async def test_a_start_goes_on_with_disks_on_too_many_layers(merger: Merger, layers: int, wanted: set[SnapshotId]) -> None:
+async def test_a_start_goes_on_with_disks_on_too_many_layers(merger: Writer, layers: int, wanted: set[SnapshotId]) -> None:
     merger.go.set()
     work = make(layers=layers)
     work.start()
