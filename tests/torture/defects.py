@@ -71,12 +71,12 @@ def acknowledge_before_commit() -> Patches:
 
 def zero_page_omitted() -> Patches:
     """A page that became zero is left out, as if the base had zeros there too."""
-    classify = pagelog._classify
+    classify = pagelog.classify
 
     def without_zeros(*arguments: Any) -> Any:
         return dataclasses.replace(classify(*arguments), zero=np.empty(0, np.intp))
 
-    return [patch.object(pagelog, "_classify", without_zeros)]
+    return [patch.object(pagelog, "classify", without_zeros)]
 
 
 def stale_overlay() -> Patches:

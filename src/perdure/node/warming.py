@@ -26,7 +26,7 @@ from perdure.core.errors import NotFound, PerdureError
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers
 from perdure.machines.pagecache import ask_for, resident, resident_share
-from perdure.snapshots.bases import pages_with_data
+from perdure.snapshots.baseram import pages_with_data
 from perdure.snapshots.capture import MachineRun
 from perdure.snapshots.hints import Hint, Ranges, pages_of, ranges_of
 from perdure.snapshots.pageindex import PageIndex

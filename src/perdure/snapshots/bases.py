@@ -20,7 +20,7 @@ from perdure.core.files import Disk, Handle, data_extents, no_space_named, store
 from perdure.core.ids import BaseId
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots import layers as disk_layers
-from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.baseram import BaseRam, pages_with_data
 from perdure.snapshots.manifest import BaseFact, base_file
 
 WINDOW_BYTES = 1 << 20
@@ -80,18 +80,6 @@ def _write(handle: Handle, content: Pages) -> None:
         handle.write(content[low:high].data.cast("B"))
     if end > handle.size:
         handle.cut(end)
-
-
-def pages_with_data(path: Path, count: int) -> npt.NDArray[np.bool_]:
-    """Which pages of a RAM file lie outside of its holes. To read the others would fill the page cache with zeros."""
-    there = np.zeros(count, bool)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for start, end in data_extents(descriptor, count * PAGE_SIZE):
-            there[start // PAGE_SIZE : -(-end // PAGE_SIZE)] = True
-    finally:
-        os.close(descriptor)
-    return there
 
 
 def check_base(directory: Path, fact: BaseFact, told: Callable[[int], None] | None = None, *, content: bool = False) -> Path:

@@ -11,30 +11,30 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
-import numpy.typing as npt
 
 from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import SegmentId
 from perdure.machines.driver import GuestMemory, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
 from perdure.snapshots.baseram import BaseRam
-from perdure.snapshots.pageindex import U32, PageIndex
-from perdure.snapshots.pageread import Rows, SegmentReaders, by_frame, load, read, threads
+from perdure.snapshots.flushes import Flushes
+from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pagekinds import Classified, Mask, classify, same_rows, take
+from perdure.snapshots.pageread import Rows, SegmentReaders, by_frame, load, read, stored_hashes, threads
 from perdure.snapshots.segments import (
     FRAME_PAGES,
-    SPARSE_WORDS,
-    WORDS_PER_PAGE,
     Codec,
     EncodedFrame,
+    Hashes,
     SegmentWriter,
     encode_frame,
+    page_hashes,
 )
 
 #: Units of work of a thread. Those that compare are small, so that both sides stay in the processor's cache.
@@ -44,14 +44,13 @@ _FRAMES_PER_WRITE = 16
 _FRAMES_PER_MOVE = 64
 REHEARSED_AT_ONCE = 1024
 FRAME_LIVE_SHARE = 0.5
-#: So much is handed to the disk while the rest is still being made; a small capture is synced once.
-_BYTES_PER_FLUSH = 64 << 20
 
-Mask = npt.NDArray[np.bool_]
+#: ``map``, here or in threads.
+_Run = Callable[[Callable[[Rows], Classified], Iterable[Rows]], Iterable[Classified]]
 
-#: Of a machine that stands still so many pages are read at once: 16 MiB.
-_STILL_PAGES = 4096
-_flusher = ThreadPoolExecutor(max_workers=2, thread_name_prefix="perdure-flush")
+#: Of a machine that stands still so many pages are read at once, and go through all steps in one thread: what lies in the
+#: processor's cache is read from memory once.
+_STILL_PAGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +129,45 @@ def record(
 
 
 def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillPages, writer: SegmentWriter) -> Recorded:
-    room = make_room(min(len(still), _STILL_PAGES), ahead=False)
-    parts = []
-    with _Flushes(writer) as flushes:
-        for at in range(0, max(1, len(still)), _STILL_PAGES):
-            pages = still.pages[at : at + _STILL_PAGES]
-            content = still.memory.read_pages(pages, room)
-            parts.append(_record_part(directory, last, base, (pages, content, np.zeros(len(pages), bool)), writer, crumbs=True))
-            flushes.look()
-    kept, zeros, appended = zip(*parts, strict=True)
+    """Threads take part after part, from its reading to its writing, and the disk takes what is written meanwhile."""
+    one_writes = threading.Lock()
+    with Flushes(writer) as flushes, SegmentReaders(directory) as readers:
+        readers.open_all(last.frames.ids)
+
+        def record_part(at: int) -> tuple[Rows, PageNumbers, _Appended]:
+            kept, zeros, pages, frames = _make_ready(readers, last, base, still, at)
+            with one_writes:
+                offsets = writer.append(frames) if frames else []
+                flushes.look()
+            return kept, zeros, _Appended(writer.segment_id, pages, offsets, *_sizes(frames))
+
+        parts = [threads.submit(record_part, at) for at in range(0, max(1, len(still)), _STILL_PAGES)]
+        try:
+            done = [part.result() for part in parts]
+        finally:
+            for part in parts:
+                part.cancel()
+            wait(parts)  # nobody may read a machine that goes on, nor segments that are closed
+    kept, zeros, appended = zip(*done, strict=True)
     return _recorded(last, np.concatenate(kept), np.concatenate(zeros), appended)
+
+
+def _make_ready(
+    readers: SegmentReaders, last: PageIndex, base: BaseRam, still: StillPages, at: int
+) -> tuple[Rows, PageNumbers, PageNumbers, list[EncodedFrame]]:
+    """Of the part that begins there: positions of the last index that stand, zero pages, and frames with the pages in them."""
+    written = still.pages[at : at + _STILL_PAGES]
+    content = still.memory.read_pages(written, make_room(len(written), ahead=False))
+    hashes = _Hashes(content)
+    unchanged, kept = _unchanged_by_frame(readers, last, base, (written, content), hashes)
+    zeros, chunks = _sorted_out(base, written, content, unchanged, map)
+    frames = [_encode(written, content, chunk, base, hashes) for chunk in chunks]
+    return kept, zeros, np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)]), frames
+
+
+def _sizes(frames: Sequence[EncodedFrame]) -> tuple[list[int], list[int]]:
+    """Their lengths, and how many pages are in them."""
+    return [frame.size for frame in frames], [frame.count for frame in frames]
 
 
 def _record_lately(
@@ -158,7 +186,7 @@ def _record_lately(
     quiet = np.flatnonzero(still_private & ~copied)
     compared = np.flatnonzero(copied & ~left)
     quiet_zeros = np.setdiff1d(np.intersect1d(last.zeros, private, assume_unique=True), lately.pages, assume_unique=True)
-    with _Flushes(writer) as flushes, SegmentReaders(directory) as readers:
+    with Flushes(writer) as flushes, SegmentReaders(directory) as readers:
         part = (lately.pages, lately.content, np.zeros(len(lately.pages), bool))
         kept, zeros, appended = _record_part(directory, _only(last, compared), base, part, writer, crumbs=True)
         flushes.look()
@@ -205,15 +233,23 @@ def _record_part(
     unchanged, kept = _unchanged(directory, last, base, (written, content), known)
     if not crumbs:
         unchanged, kept = _without_crumbs(last, unchanged, kept)
+    zeros, chunks = _sorted_out(base, written, content, unchanged, threads.map)
+    return kept, zeros, _append(written, content, chunks, base, writer)
+
+
+def _sorted_out(
+    base: BaseRam, written: PageNumbers, content: Pages, unchanged: Mask, run: _Run
+) -> tuple[PageNumbers, list[_Chunk]]:
+    """Of the pages that are not unchanged: which are zero, and the frames that are to be made of the others."""
     rest = np.flatnonzero(~unchanged)
     batches = [rest[at : at + BATCH_PAGES] for at in range(0, max(1, len(rest)), BATCH_PAGES)]
-    parts = list(threads.map(lambda rows: _classify(base, written, content, rows), batches))
+    parts = list(run(lambda rows: classify(base, written, content, rows), batches))
     zeros = written[np.concatenate([part.zero for part in parts])]
     chunks: list[_Chunk] = []
     for sparse in (True, False):
         rows = np.concatenate([part.sparse if sparse else part.dense for part in parts])
         chunks += _chunks(rows, sparse=sparse)
-    return kept, zeros, _append(written, content, chunks, base, writer)
+    return zeros, chunks
 
 
 def rehearse(
@@ -240,7 +276,7 @@ def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozense
     loaded = list(load(directory, _only(index, np.flatnonzero(moving)), base))
     pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
     content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
-    kinds = _classify(base, pages, content, np.argsort(pages))
+    kinds = classify(base, pages, content, np.argsort(pages))
     appended = _append(pages, content, _chunks(kinds.sparse, sparse=True) + _chunks(kinds.dense, sparse=False), base, writer)
     return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
 
@@ -288,15 +324,10 @@ def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) ->
 
     def compare(at: int) -> None:
         rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
-        same[rows] = _same_rows(_take(content, rows), rehearsal.content[before])
+        same[rows] = same_rows(take(content, rows), rehearsal.content[before])
 
     list(threads.map(compare, range(0, len(here), BATCH_PAGES)))
     return same
-
-
-def _same_rows(some: Pages, others: Pages) -> Mask:
-    equal: Mask = (some.view(np.uint64) == others.view(np.uint64)).all(axis=1)
-    return equal
 
 
 def _unchanged(
@@ -316,7 +347,7 @@ def _unchanged(
         except CorruptSnapshot:
             return  # what cannot be read is written anew: the log mends itself
         rows = row_of[positions]
-        same[rows] = _same_rows(_take(content, rows), before)
+        same[rows] = same_rows(take(content, rows), before)
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
@@ -325,41 +356,28 @@ def _unchanged(
     return same, at[same]
 
 
-class _Flushes:
-    """Hands what is written to the disk while the rest is still being made. A failure takes back all that was written since."""
-
-    def __init__(self, writer: SegmentWriter) -> None:
-        self._writer = writer
-        self._begun = self._handed = writer.size
-        self._running: list[Future[None]] = []
-
-    def __enter__(self) -> _Flushes:
-        return self
-
-    def look(self) -> None:
-        if self._writer.size - self._handed >= _BYTES_PER_FLUSH and (not self._running or self._running[-1].done()):
-            self._handed = self._writer.size
-            self._running.append(_flusher.submit(self._writer.sync))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        wait(self._running)
-        try:
-            if error is None:  # an error of theirs is told once: the caller's own sync would not hear of it
-                for flush in self._running:
-                    flush.result()
-        except BaseException:
-            self._writer.cut(self._begun)
-            raise
-        if error is not None:
-            self._writer.cut(self._begun)
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Rows of the captured content that make one frame."""
 
     rows: Rows
     sparse: bool
+
+
+class _Hashes:
+    """Checksums of captured pages, each made when it is first asked for; of one thread at a time."""
+
+    def __init__(self, content: Pages) -> None:
+        self._content = content
+        self._made = np.zeros(len(content), bool)
+        self._hashes = np.zeros(len(content), np.uint64)
+
+    def of(self, rows: Rows) -> Hashes:
+        missing = rows[~self._made[rows]]
+        if len(missing):
+            self._hashes[missing] = page_hashes(take(self._content, missing))
+            self._made[missing] = True
+        return self._hashes[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,65 +391,49 @@ class _Appended:
     counts: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Classified:
-    """Rows of captured pages that differ from the base, by what is stored of them."""
-
-    zero: Rows
-    sparse: Rows
-    dense: Rows
-
-
-def _classify(base: BaseRam, written: PageNumbers, content: Pages, rows: Rows) -> _Classified:
-    words, pages, half = _take(content, rows).view(np.uint64), written[rows], WORDS_PER_PAGE // 2
-    below = _take(base.pages, pages).view(np.uint64)
-    count = _differing(words[:, :half], below[:, :half])
-    open_ = np.flatnonzero(count <= SPARSE_WORDS)  # of the others it is known what they are
-    count[open_] += _differing(words[open_, half:], below[open_, half:])
-    zero = _zero_rows(words) & (count > 0)
-    sparse = ~zero & (count > 0) & (count <= SPARSE_WORDS)
-    return _Classified(rows[zero], rows[sparse], rows[~zero & (count > SPARSE_WORDS)])
-
-
-def _differing(words: npt.NDArray[np.uint64], below: npt.NDArray[np.uint64]) -> U32:
-    """In how many words each row differs from what is below."""
-    count: U32 = np.bitwise_count(np.packbits(words != below, axis=1).view(np.uint64)).sum(axis=1, dtype=np.uint32)
-    return count
-
-
-def _take(content: Pages, rows: Rows | PageNumbers) -> Pages:
-    """These rows in this order, without a copy where they are neighbours: to copy costs as much as all that is done with them."""
-    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows) and bool((rows[1:] > rows[:-1]).all()):
-        return content[int(rows[0]) : int(rows[-1]) + 1]
-    return content[rows]
-
-
-def _zero_rows(words: npt.NDArray[np.uint64]) -> Mask:
-    """Which rows are all zero; looks closely only at those that begin with zeros."""
-    zero = np.zeros(len(words), bool)
-    candidates = np.flatnonzero((words[:, :8] == 0).all(axis=1))
-    zero[candidates] = (words[candidates] == 0).all(axis=1)
-    return zero
+def _unchanged_by_frame(
+    readers: SegmentReaders, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], hashes: _Hashes
+) -> tuple[Mask, Rows]:
+    """As ``_unchanged``, in the calling thread. Of a frame none of whose pages has the checksum that is stored of it no more than
+    the head is read: no page is as it was."""
+    written, content = captured
+    found, at = last.find(written)
+    rows_found, positions_found = np.flatnonzero(found), at[found]
+    same = np.zeros(len(written), bool)
+    for positions in by_frame(last, positions_found, 1):
+        rows = rows_found[np.searchsorted(positions_found, positions)]
+        try:
+            stored = stored_hashes(readers, last, positions)
+            if stored[0] == hashes.of(rows[:1])[0] or (stored == hashes.of(rows)).any():
+                same[rows] = same_rows(take(content, rows), read(readers, last, positions, base, False))
+        except CorruptSnapshot:
+            continue  # what cannot be read is written anew: the log mends itself
+    return same, at[same]
 
 
 def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: BaseRam, writer: SegmentWriter) -> _Appended:
     """Write the chunks as frames, encoded by several threads and written in order while others encode."""
 
     def encode(chunk: _Chunk) -> EncodedFrame:
-        pages, some = written[chunk.rows], _take(content, chunk.rows)
-        codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
-        return encode_frame(pages, some, base.read(pages if chunk.sparse else pages[:0]), codec)
+        return _encode(written, content, chunk, base, None)
 
     pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
     done = _Appended(writer.segment_id, pages, [], [], [])
     encoded = threads.map(encode, chunks)
-    with _Flushes(writer) as flushes:
+    with Flushes(writer) as flushes:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
             done.offsets.extend(writer.append(some))
             done.lengths.extend(frame.size for frame in some)
             done.counts.extend(frame.count for frame in some)
             flushes.look()
     return done
+
+
+def _encode(written: PageNumbers, content: Pages, chunk: _Chunk, base: BaseRam, hashes: _Hashes | None) -> EncodedFrame:
+    pages, some = written[chunk.rows], take(content, chunk.rows)
+    codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
+    below = base.read(pages if chunk.sparse else pages[:0])
+    return encode_frame(pages, some, below, codec, None if hashes is None else hashes.of(chunk.rows))
 
 
 def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended) -> PageIndex:

@@ -19,7 +19,7 @@ from perdure.core.ids import SegmentId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.segments import SegmentReader, corrupt, decode_pages, needs_base, page_hashes, segment_file
+from perdure.snapshots.segments import Hashes, SegmentReader, corrupt, decode_pages, needs_base, page_hashes, segment_file
 
 #: Units of work of a thread.
 _FRAMES_PER_LOAD = 16
@@ -27,8 +27,8 @@ _FRAMES_PER_RESTORE = 4
 
 Rows = npt.NDArray[np.intp]
 
-_AHEAD = max(2, min(8, os.cpu_count() or 2))
-threads = ThreadPoolExecutor(max_workers=_AHEAD, thread_name_prefix="perdure-pages")
+THREADS = max(2, min(8, os.cpu_count() or 2))
+threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="perdure-pages")
 
 
 class SegmentReaders:
@@ -65,7 +65,7 @@ def load(directory: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[Pag
         batches = by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_LOAD)
         waiting = deque[Future[Pages]]()
         for number, batch in enumerate(batches):
-            while len(waiting) < min(_AHEAD, len(batches) - number):
+            while len(waiting) < min(THREADS, len(batches) - number):
                 waiting.append(threads.submit(read, readers, index, batches[number + len(waiting)], base, True))
             yield index.pages[batch], waiting.popleft().result()
 
@@ -110,15 +110,29 @@ def _rows_by_frame(index: PageIndex, positions: Rows) -> list[Rows]:
     return np.split(order, np.flatnonzero(np.diff(frame[order])) + 1) if len(order) else []
 
 
+def stored_hashes(readers: SegmentReaders, index: PageIndex, positions: Rows) -> Hashes:
+    """The checksums that are stored of the index's pages at these positions, all of one frame. Its payload is not read."""
+    frames, number = index.frames, int(index.frame[positions[0]])
+    name = frames.ids[frames.segment[number]]
+    head = readers[name].head(int(frames.offset[number]), int(frames.length[number]))
+    return head.hashes[_checked_slots(index, positions, head.pages, segment_file(name))]
+
+
+def _checked_slots(index: PageIndex, positions: Rows, stored: PageNumbers, where: str) -> npt.NDArray[np.uint8]:
+    """Where in their frame, which holds the pages ``stored``, the index has the pages at these positions."""
+    slots = index.slot[positions]
+    if int(slots.max()) >= len(stored) or not np.array_equal(stored[slots], index.pages[positions]):
+        raise corrupt(where, "a frame holds other pages than its index says")
+    return slots
+
+
 def _read_frame(readers: SegmentReaders, index: PageIndex, positions: Rows, base: BaseRam, verify: bool) -> Pages:
     """Content of the index's pages at these positions, all of one frame."""
     frames, number = index.frames, int(index.frame[positions[0]])
-    pages, slots = index.pages[positions], index.slot[positions]
     name = frames.ids[frames.segment[number]]
     frame = readers[name].frame(int(frames.offset[number]), int(frames.length[number]))
     where = segment_file(name)
-    if int(slots.max()) >= len(frame.pages) or not np.array_equal(frame.pages[slots], pages):
-        raise corrupt(where, "a frame holds other pages than its index says")
+    slots = _checked_slots(index, positions, frame.pages, where)
     below = base.read(frame.pages) if needs_base(frame.codec) else base.pages[:0]
     content, hashes = decode_pages(frame, below, where), frame.hashes
     if len(slots) < len(frame.pages):

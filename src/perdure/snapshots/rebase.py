@@ -19,8 +19,8 @@ from perdure.core.errors import NoSpace
 from perdure.core.files import free_bytes
 from perdure.core.ids import BaseId, SnapshotId, mint
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
-from perdure.snapshots.baseram import BaseRam
-from perdure.snapshots.bases import Abandoned, pages_with_data, write_base
+from perdure.snapshots.baseram import BaseRam, pages_with_data
+from perdure.snapshots.bases import Abandoned, write_base
 from perdure.snapshots.capture import now_ms
 from perdure.snapshots.compact import put_index
 from perdure.snapshots.manifest import BaseRef

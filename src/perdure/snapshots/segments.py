@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -47,8 +48,10 @@ _SEGMENT_HEADER = 64
 _FRAME_MAGIC = b"FRM1"
 _FRAME = struct.Struct("<4sHBBII")
 _FRAME_HEADER = _FRAME.size + 8
+_TABLES_END_MAX = _FRAME_HEADER + 12 * FRAME_PAGES
+_NO_HEAD = "a frame has no valid head"
 _ZSTD_LEVEL = 3
-_PROBE = slice(PAGE_SIZE // 2 - 256, PAGE_SIZE // 2 + 256)
+_PROBE = slice(PAGE_SIZE // 2 - 128, PAGE_SIZE // 2 + 128)
 _PAGES_PROBED_MIN = 16  # of fewer the probe is no smaller than what it saves
 _WORTH_COMPRESSING = 0.97  # of the size: what hardly shrinks is stored as it is and read without a copy
 
@@ -62,7 +65,20 @@ class Codec(IntEnum):
     WORDS_ZSTD = 3
 
 
+_CODECS = frozenset(map(int, Codec))
 _PLAIN = {Codec.ZSTD: Codec.RAW, Codec.WORDS_ZSTD: Codec.WORDS}
+
+
+class _Mine(threading.local):
+    """A thread's own: to make one costs as much as to pack some frames with it, and no two threads may use one at a time."""
+
+    def __init__(self) -> None:
+        self.packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.prober = zstandard.ZstdCompressor(level=1)
+        self.unpacker = zstandard.ZstdDecompressor()
+
+
+_mine = _Mine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +108,9 @@ class EncodedFrame:
     count: int
 
 
-def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) -> EncodedFrame:
+def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec, hashes: Hashes | None = None) -> EncodedFrame:
     """One frame of at most 64 pages, padded. ``base`` is the base's content of the same pages. ``content`` is not copied.
+    ``hashes`` are those of ``content``, where somebody has them already.
 
     A ``codec`` that compresses becomes its plain kin where that does not pay.
     """
@@ -101,7 +118,7 @@ def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) 
         raise ValueError(f"a frame holds 1 to {FRAME_PAGES} pages, not {len(pages)}")
     codec, payload = _pack(content, base, codec)
     head = _FRAME.pack(_FRAME_MAGIC, len(pages), codec, 0, len(payload), 0)
-    tables = _padded(page_hashes(content).astype("<u8").tobytes() + pages.astype("<u4").tobytes())
+    tables = _padded((page_hashes(content) if hashes is None else hashes).astype("<u8").tobytes() + pages.astype("<u4").tobytes())
     check = struct.pack("<Q", xxhash.xxh3_64_intdigest(head + tables))
     parts = (head + check + tables, payload, bytes(-len(payload) % 8))
     return EncodedFrame(parts, sum(map(len, parts)), len(pages))
@@ -109,20 +126,29 @@ def encode_frame(pages: PageNumbers, content: Pages, base: Pages, codec: Codec) 
 
 def decode_head(data: memoryview, where: str) -> Frame:
     """Check a frame's head; raises CorruptSnapshot naming ``where``."""
+    frame, end = _decode_tables(data, where)
+    if len(data) < end:
+        raise corrupt(where, _NO_HEAD)
+    return frame
+
+
+def _decode_tables(data: memoryview, where: str) -> tuple[Frame, int]:
+    """A frame with as much of its payload as there is, and where that ends."""
     if len(data) < _FRAME_HEADER:
         raise corrupt(where, "it ends too early")
     magic, count, codec, _, payload_bytes, _ = _FRAME.unpack_from(data)
     tables_end = _FRAME_HEADER + _aligned(12 * count)
-    if magic != _FRAME_MAGIC or not 0 < count <= FRAME_PAGES or len(data) < tables_end + payload_bytes:
-        raise corrupt(where, "a frame has no valid head")
+    if magic != _FRAME_MAGIC or not 0 < count <= FRAME_PAGES or len(data) < tables_end:
+        raise corrupt(where, _NO_HEAD)
     (check,) = struct.unpack_from("<Q", data, _FRAME.size)
     digest = xxhash.xxh3_64(data[: _FRAME.size])
     digest.update(data[_FRAME_HEADER:tables_end])
-    if digest.intdigest() != check or codec not in list(Codec):
+    if digest.intdigest() != check or codec not in _CODECS:
         raise corrupt(where, "a frame's checksum does not hold")
     hashes = np.frombuffer(data, "<u8", count, _FRAME_HEADER)
     pages = np.frombuffer(data, "<u4", count, _FRAME_HEADER + 8 * count)
-    return Frame(Codec(codec), pages, hashes, data[tables_end : tables_end + payload_bytes])
+    end = tables_end + payload_bytes
+    return Frame(Codec(codec), pages, hashes, data[tables_end:end]), end
 
 
 def decode_pages(frame: Frame, base: Pages, where: str) -> Pages:
@@ -219,6 +245,11 @@ class SegmentReader:
     def frame(self, offset: int, length: int) -> Frame:
         return decode_head(memoryview(self.stored(offset, length)), self.name)
 
+    def head(self, offset: int, length: int) -> Frame:
+        """The frame without its payload, which is not read."""
+        stored = self.stored(offset, min(length, _TABLES_END_MAX))
+        return replace(_decode_tables(memoryview(stored), self.name)[0], payload=memoryview(b""))
+
     def stored(self, offset: int, length: int) -> bytes:
         """A frame as it is in the file."""
         try:
@@ -254,24 +285,24 @@ def _pack(content: Pages, base: Pages, codec: Codec) -> tuple[Codec, bytes | mem
         return codec, plain
     if codec is Codec.ZSTD and not _shrinks(content):
         return _PLAIN[codec], plain
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
+    packed = _mine.packer.compress(plain)
     return (codec, packed) if len(packed) < _WORTH_COMPRESSING * len(plain) else (_PLAIN[codec], plain)
 
 
 def _shrinks(content: Pages) -> bool:
-    """Whether it pays to try: an eighth of each page, out of its middle, is tried first. Of random bytes zstd finds out no faster
+    """Whether it pays to try: a sixteenth of each page, its middle, is tried first. Of random bytes zstd finds out no faster
     than it compresses others."""
     if len(content) < _PAGES_PROBED_MIN:
         return True
     probe = np.ascontiguousarray(content[:, _PROBE]).data.cast("B")
-    return len(zstandard.ZstdCompressor(level=1).compress(probe)) < _WORTH_COMPRESSING * len(probe)
+    return len(_mine.prober.compress(probe)) < _WORTH_COMPRESSING * len(probe)
 
 
 def _unpack(frame: Frame, base: Pages, count: int) -> Pages:
     payload: bytes | memoryview = frame.payload
     if frame.codec in _PLAIN:
         bitmap = count * WORDS_PER_PAGE // 8
-        payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=bitmap + count * PAGE_SIZE)
+        payload = _mine.unpacker.decompress(payload, max_output_size=bitmap + count * PAGE_SIZE)
     if not needs_base(frame.codec):
         return np.frombuffer(payload, np.uint8).reshape(count, PAGE_SIZE)
     bits = np.frombuffer(payload, np.uint8, count * WORDS_PER_PAGE // 8)

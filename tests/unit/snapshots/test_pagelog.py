@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perdure.core.errors import CorruptSnapshot, InvalidRequest, MachineDied, NoSpace
 from perdure.core.ids import SegmentId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
-from perdure.snapshots import pagelog
+from perdure.snapshots import flushes, pagekinds, pagelog
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import StillPages, record
@@ -336,7 +336,7 @@ def test_a_large_record_is_handed_to_the_disk_while_it_is_made(
     tmp_path: Path, base: BaseRam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a disk that refuses at one of these syncs makes it fail: nobody would hear of it at the next."""
-    monkeypatch.setattr(pagelog, "_BYTES_PER_FLUSH", 64 * PAGE_SIZE)
+    monkeypatch.setattr(flushes, "_BYTES_PER_FLUSH", 64 * PAGE_SIZE)
     monkeypatch.setattr(pagelog, "_FRAMES_PER_WRITE", 1)
     pages = np.arange(RAM_PAGES, dtype=np.uint32)
     content = np.random.default_rng(3).integers(0, 255, (RAM_PAGES, PAGE_SIZE), np.uint8)
@@ -362,7 +362,7 @@ def test_rows_are_taken_in_their_order(base: BaseRam) -> None:
     content[:, 0] = np.arange(10)
     for rows in ([3, 4, 5], [0, 2, 1, 3], [5], [], [9, 0], [0, 9], list(range(10))):
         wanted = np.array(rows, np.intp)
-        assert np.array_equal(pagelog._take(content, wanted), content[wanted])
+        assert np.array_equal(pagekinds.take(content, wanted), content[wanted])
 
 
 class Still:
@@ -386,7 +386,7 @@ def test_what_stands_still_is_recorded_as_what_was_copied(
 ) -> None:
     """Over two captures, with pages of every kind and only some of them private."""
     monkeypatch.setattr(pagelog, "_STILL_PAGES", at_once)
-    monkeypatch.setattr(pagelog, "_BYTES_PER_FLUSH", 20 * PAGE_SIZE)
+    monkeypatch.setattr(flushes, "_BYTES_PER_FLUSH", 20 * PAGE_SIZE)
     rng = np.random.default_rng(5)
     ram = base.pages.copy()
     index, log = PageIndex(RAM_PAGES), writer(tmp_path)

@@ -15,7 +15,7 @@ from perdure.core.ids import BaseId, SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots import bases
 from perdure.snapshots import rebase as rebasing
-from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.baseram import BaseRam, pages_with_data
 from perdure.snapshots.bases import check_base, checksum
 from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import BaseFact, Manifest
@@ -84,7 +84,7 @@ async def test_zero_pages_are_holes_and_the_rest_is_not_read(node: Node) -> None
     used = int(machine.memory.ram.any(axis=1).sum())
     assert fact.size == PAGES * PAGE_SIZE
     assert used * PAGE_SIZE <= fact.stored <= (used + 4) * PAGE_SIZE < fact.size, "with what the file system needs for itself"
-    there = bases.pages_with_data(node.store.bases / f"{fact.base_id}.ram", PAGES)
+    there = pages_with_data(node.store.bases / f"{fact.base_id}.ram", PAGES)
     assert np.array_equal(there, machine.memory.ram.any(axis=1))
 
 
