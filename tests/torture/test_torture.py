@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SEED = 11
 ROUNDS_OF_FILES = 14  # each has several faults
 ROUNDS_OF_KILLS = 5
+UPGRADE = ("set-aside", "switched", "answers", "let-go")  # a run of 200 rounds has all
 
 
 @pytest.mark.timeout(600)
@@ -45,6 +46,14 @@ async def test_servers_and_machines_survive_sigkill_at_named_points_and_at_any_t
     assert table.violations == []
     assert table.rounds == ROUNDS_OF_KILLS
     assert table.faults >= ROUNDS_OF_KILLS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_an_upgrade_of_the_database_survives_sigkill_at_its_named_points() -> None:
+    table = await run(Plan(1, SEED, kinds=("upgrade",), points=tuple(f"upgrade.{name} server" for name in UPGRADE)))
+    assert table.violations == []
+    assert table.faults >= 2
 
 
 @pytest.mark.qemu

@@ -97,6 +97,14 @@ class CrashPoint(StrEnum):
     RESTORE_SETTLED = "restore.settled"  # every workspace has its new life, the home still says that the restore goes on
     RECOVER_CLAIMED = "recover.claimed"  # the object store is this installation's, the database is empty
     RECOVER_COMMITTED = "recover.committed"  # the catalogue is made, nobody knows
+    UPGRADE_BEGUN = "upgrade.begun"  # the older database is as it was found, the directory to work in is there
+    UPGRADE_SHUT_DOWN = "upgrade.shut-down"  # the older one is shut down in order, nothing of a new one is there
+    UPGRADE_MADE = "upgrade.made"  # an empty new one is there
+    UPGRADE_COPIED = "upgrade.copied"  # the new one holds everything, the older one is in its place
+    UPGRADE_SET_ASIDE = "upgrade.set-aside"  # the older one is set aside, none is in its place
+    UPGRADE_SWITCHED = "upgrade.switched"  # the new one is in its place and was never started
+    UPGRADE_ANSWERS = "upgrade.answers"  # the new one has started and answers, the older one is kept
+    UPGRADE_LET_GO = "upgrade.let-go"  # the older one is nobody's any more, its files are there
 
 
 class Victim(StrEnum):

@@ -24,6 +24,7 @@ from pathlib import Path
 import structlog
 
 from perdure.core import files
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import HostUnfit, NoSpace
 from perdure.db.programs import USER, Programs, end_leftovers, last_line, postmaster, processes_in
 
@@ -97,8 +98,11 @@ async def bring_up_to_date(upgrade: Upgrade) -> bool:
     _check_room(upgrade)
     upgrade.work.mkdir(mode=0o700)
     os.chown(upgrade.work, upgrade.programs.account.uid, upgrade.programs.account.gid)
+    crashpoint(CrashPoint.UPGRADE_BEGUN)
     await _shut_down(upgrade, older)
+    crashpoint(CrashPoint.UPGRADE_SHUT_DOWN)
     await _make(upgrade, older)
+    crashpoint(CrashPoint.UPGRADE_COPIED)
     await asyncio.to_thread(shutil.rmtree, upgrade.work)
     _switch(upgrade)
     log.info("the embedded database was upgraded; the one before is kept until this one has started", major=upgrade.major)
@@ -109,8 +113,10 @@ async def confirm(upgrade: Upgrade) -> None:
     """The new cluster has started and answers: the older one goes."""
     if not upgrade.before.exists():
         return
+    crashpoint(CrashPoint.UPGRADE_ANSWERS)
     upgrade.before.rename(upgrade.removed)  # first, so that a half removed one is never taken for one to go back to
     files.DISK.sync_dir(upgrade.root)
+    crashpoint(CrashPoint.UPGRADE_LET_GO)
     await asyncio.to_thread(shutil.rmtree, upgrade.removed)
 
 
@@ -120,9 +126,10 @@ async def _settle(upgrade: Upgrade) -> None:
         await _end_earlier(upgrade)
         await asyncio.to_thread(shutil.rmtree, upgrade.work)
     if not upgrade.data.exists() and upgrade.before.exists():
-        complete = upgrade.fresh if upgrade.fresh.exists() else upgrade.before
-        complete.rename(upgrade.data)
-        files.DISK.sync_dir(upgrade.root)
+        is_complete = upgrade.fresh.exists()
+        _put_in_place(upgrade, upgrade.fresh if is_complete else upgrade.before)
+        if is_complete:
+            crashpoint(CrashPoint.UPGRADE_SWITCHED)
     for debris in (upgrade.fresh, upgrade.removed):
         if debris.exists():
             await asyncio.to_thread(shutil.rmtree, debris)
@@ -230,6 +237,7 @@ async def _make(upgrade: Upgrade, older: Programs) -> None:
     sums = (await _control_data(upgrade, older)).get("Data page checksum version", "0") != "0"
     how = "--data-checksums" if sums else "--no-data-checksums"
     await programs.make_cluster(fresh, how, sync=upgrade.sync, cwd=upgrade.work)
+    crashpoint(CrashPoint.UPGRADE_MADE)
     old, new = ("-b", str(older.directory), "-d", data), ("-B", str(programs.directory), "-D", str(fresh))
     lazy = () if upgrade.sync else ("--no-sync",)
     await _run(upgrade, programs, "pg_upgrade", *old, *new, "-U", USER, "-s", str(upgrade.socket), *lazy)
@@ -259,5 +267,11 @@ def _switch(upgrade: Upgrade) -> None:
     files.DISK.sync_dir(upgrade.root)
     upgrade.data.rename(upgrade.before)
     files.DISK.sync_dir(upgrade.root)
-    upgrade.fresh.rename(upgrade.data)
+    crashpoint(CrashPoint.UPGRADE_SET_ASIDE)
+    _put_in_place(upgrade, upgrade.fresh)
+    crashpoint(CrashPoint.UPGRADE_SWITCHED)
+
+
+def _put_in_place(upgrade: Upgrade, complete: Path) -> None:
+    complete.rename(upgrade.data)
     files.DISK.sync_dir(upgrade.root)

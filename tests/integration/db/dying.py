@@ -1,4 +1,5 @@
-"""``python -m tests.integration.db.dying HOME STEP`` starts the embedded database and kills itself at a step of that."""
+"""``python -m tests.integration.db.dying HOME STEP`` starts the embedded database and kills itself at a step of that: at a named
+point of the product, or before or after something that it calls."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perdure.core import crashpoints
+from perdure.core.crashpoints import CrashPoint, Victim
 from perdure.db.embedded import EmbeddedPostgres
 from perdure.db.programs import Programs
 
@@ -19,7 +22,15 @@ def die(here: str, step: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arm(step: str) -> None:
+def arm(home: Path, step: str) -> None:
+    if step in set(CrashPoint):
+        (home / "crash").write_text(f"{step} {Victim.SERVER} 1")
+        crashpoints.arm(home / "crash")
+        return
+    arm_calls(step)
+
+
+def arm_calls(step: str) -> None:
     run, spawn, rename, remove = Programs.run, asyncio.create_subprocess_exec, Path.rename, shutil.rmtree
 
     async def running(self: Programs, program: str, *arguments: str, cwd: Path = Path("/")) -> tuple[int, str]:
@@ -49,5 +60,5 @@ def arm(step: str) -> None:
 
 
 if __name__ == "__main__":
-    arm(sys.argv[2])
+    arm(Path(sys.argv[1]), sys.argv[2])
     asyncio.run(EmbeddedPostgres(Path(sys.argv[1]), settings={"fsync": "off"}).start())

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from perdure.core import files
+from perdure.core.crashpoints import CrashPoint
 from perdure.core.errors import HostUnfit, NoSpace
 from perdure.db import upgrading
 from perdure.db.database import connect_migrated
@@ -184,19 +185,21 @@ async def test_a_new_cluster_that_does_not_start_tells_the_way_back(home: Path) 
 
 #: In the order of an upgrade; each next life of the server comes one step further.
 STEPS = (
-    "after initdb",
-    "inside pg_upgrade",
-    "after pg_upgrade",
-    "after pg_checksums",
+    *(CrashPoint.UPGRADE_BEGUN, CrashPoint.UPGRADE_SHUT_DOWN, CrashPoint.UPGRADE_MADE),
+    *("inside pg_upgrade", "after pg_upgrade"),
+    CrashPoint.UPGRADE_COPIED,
     "before rename data",
-    "before rename data.upgrade",
-    "before pg_ctl",
-    "after pg_ctl",
-    "before rename data.before",
-    "before rmtree data.removed",
+    *(CrashPoint.UPGRADE_SET_ASIDE, CrashPoint.UPGRADE_SWITCHED),
+    *("before pg_ctl", "after pg_ctl"),
+    *(CrashPoint.UPGRADE_ANSWERS, CrashPoint.UPGRADE_LET_GO),
 )
 
 
+def test_every_named_point_of_an_upgrade_is_among_the_steps() -> None:
+    assert {point for point in CrashPoint if point.value.startswith("upgrade.")} <= set(STEPS)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_killed_at_every_step_it_loses_nothing(postgres: EmbeddedPostgres, home: Path) -> None:
     await (await make_older(home, WHEEL)).stop()
