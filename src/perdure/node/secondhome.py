@@ -105,6 +105,7 @@ class NodeSecondHome:
         self._evicting: dict[SnapshotId, asyncio.Task[int]] = {}
         self._fetching: dict[SnapshotId, asyncio.Task[Fetched]] = {}
         self._is_ours = False
+        self._sending_images = asyncio.Lock()
 
     async def close(self) -> None:
         """Cut off fetches that nobody waits for any more."""
@@ -133,11 +134,18 @@ class NodeSecondHome:
         images, refs = self._images_of(uploader, self._downloader), _images_of(manifest)
         for ref in refs:
             if not await self._is_stored(image_key(ref)):
-                await images.upload(ref)
+                await self._send_image(images, ref)
                 sent.next()
         mover = Mover(self._store, uploader, self._downloader, self._bases)
         _, moved = await mover.upload(snapshot_id, sorted(map(image_key, refs)), facts)
         return sent.now(moved)
+
+    async def _send_image(self, images: Images, ref: BaseRef) -> None:
+        """The first snapshots of an image go at once, and all need it: a second attempt would take over from the first, which then
+        fails, and send gigabytes once more. Whoever comes later waits, and goes on with it when the first has failed."""
+        async with self._sending_images:
+            if not await self._is_stored(image_key(ref)):
+                await images.upload(ref)
 
     async def _is_stored(self, key: ItemKey) -> bool:
         try:

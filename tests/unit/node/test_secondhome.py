@@ -19,7 +19,7 @@ from perdure.snapshots.objects.local import image_key
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.wire.node import Sent
-from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
+from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Scope
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.objects import FakeObjects
 from tests.fakes.tiny_machine import TinyMachine
@@ -34,11 +34,13 @@ REF = BaseRef("image", "golden")
 class Images:
     """One image, which a node has or has not; in the store it is a small file."""
 
-    def __init__(self, here: set[BaseRef], uploader: Uploader) -> None:
+    def __init__(self, here: set[BaseRef], sent: list[BaseRef], uploader: Uploader) -> None:
         self._here = here
+        self._sent = sent
         self._uploader = uploader
 
     async def upload(self, base: BaseRef) -> tuple[Item, Moved]:
+        self._sent.append(base)
         return await self._uploader.upload(Contents(image_key(base), [source("root", {1: 1})]))
 
     async def fetch(self, key: ItemKey) -> BaseRef:
@@ -58,13 +60,16 @@ class Place:
         self.node = Node(directory)
         self.node.store.open()
         self.images: set[BaseRef] = set()
+        self.images_sent: list[BaseRef] = []
         self.starts = Starts()
         clock = itertools.count(id(self)).__next__
         parts = ObjectParts(Remote(objects, PlainKeyring(), clock), catalogue, owner, 100_000)
         node = self.node
-        self.home = NodeSecondHome(
-            parts, node.store, lambda uploader, _: Images(self.images, uploader), lambda _: node.base.ram, self.starts
-        )
+
+        def images(uploader: Uploader, _: object) -> Images:
+            return Images(self.images, self.images_sent, uploader)
+
+        self.home = NodeSecondHome(parts, node.store, images, lambda _: node.base.ram, self.starts)
 
     async def slept(self) -> tuple[SnapshotId, TinyMachine]:
         facts, machine = await asleep(self.node)
@@ -130,6 +135,26 @@ async def test_an_image_that_is_there_is_not_looked_at_again(here: Place, catalo
     run.end()
     await here.upload(one)
     assert await catalogue.items(IMAGES) == [before]
+
+
+async def test_snapshots_that_go_at_once_send_their_image_once(here: Place, catalogue: FakeCatalogue) -> None:
+    one, _ = await here.slept()
+    two = (await asleep(here.node, 2, one))[0].snapshot_id
+    await asyncio.gather(here.upload(one), here.upload(two))
+    assert here.images_sent == [REF], "the second has waited for the first"
+    for snapshot_id in (one, two):
+        assert (await catalogue.item(ItemKey(Scope(TENANT), snapshot_id))).state is ItemState.DURABLE
+
+
+async def test_who_waits_for_an_image_sends_it_when_the_first_has_failed(here: Place) -> None:
+    one, _ = await here.slept()
+    two = (await asleep(here.node, 2, one))[0].snapshot_id
+    first, second = (asyncio.create_task(here.upload(snapshot_id)) for snapshot_id in (one, two))
+    while not here.images_sent:
+        await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert here.images_sent == [REF, REF] and first.cancelled()
 
 
 async def test_a_missing_image_alone_is_fetched(here: Place) -> None:
