@@ -11,10 +11,12 @@ from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import U32
 from perdure.snapshots.pageread import Rows
-from perdure.snapshots.segments import SPARSE_WORDS
+from perdure.snapshots.segments import SPARSE_WORDS, WORDS_PER_PAGE
 
-#: A page that is not sparse nearly always shows it in these; a multiple of 64.
-_FIRST_WORDS = 192
+#: What is changed as a whole shows it here: two places in a page, and how many words of the two must differ. A page that is taken
+#: for dense by mistake takes more room than it need, no more.
+_LOOKED_AT = (slice(0, 64), slice(WORDS_PER_PAGE // 2, WORDS_PER_PAGE // 2 + 64))
+_NEARLY_ALL = 48
 _ZERO_PAGE = np.zeros((1, PAGE_SIZE), np.uint8)
 
 Mask = npt.NDArray[np.bool_]
@@ -30,14 +32,20 @@ class Classified:
 
 
 def classify(base: BaseRam, written: PageNumbers, content: Pages, rows: Rows) -> Classified:
-    words, pages, first = take(content, rows).view(np.uint64), written[rows], _FIRST_WORDS
+    words, pages = take(content, rows).view(np.uint64), written[rows]
     below = _below(base, pages).view(np.uint64)
-    count = _differing(words[:, :first], below[:, :first])
-    open_ = np.flatnonzero(count <= SPARSE_WORDS)  # of the others it is known what they are
-    count[open_] += _differing(words[open_, first:], below[open_, first:])
+    count = np.full(len(rows), WORDS_PER_PAGE, np.uint32)
+    closely = np.flatnonzero(~_are_dense(words, below))
+    count[closely] = _differing(words[closely], below[closely])
     zero = _zero_rows(words) & (count > 0)
     sparse = ~zero & (count > 0) & (count <= SPARSE_WORDS)
     return Classified(rows[zero], rows[sparse], rows[~zero & (count > SPARSE_WORDS)])
+
+
+def _are_dense(words: npt.NDArray[np.uint64], below: npt.NDArray[np.uint64]) -> Mask:
+    """Which rows differ from what is below nearly everywhere, as far as a few places tell."""
+    first, second = (_differing(words[:, some], below[:, some]) for some in _LOOKED_AT)
+    return (first >= _NEARLY_ALL) & (second >= _NEARLY_ALL)
 
 
 def _below(base: BaseRam, pages: PageNumbers) -> Pages:

@@ -158,7 +158,7 @@ def _make_ready(
     """Of the part that begins there: positions of the last index that stand, zero pages, and frames with the pages in them."""
     written = still.pages[at : at + _STILL_PAGES]
     content = still.memory.read_pages(written, make_room(len(written), ahead=False))
-    hashes = _Hashes(content)
+    hashes = page_hashes(content)
     unchanged, kept = _unchanged_by_frame(readers, last, base, (written, content), hashes)
     zeros, chunks = _sorted_out(base, written, content, unchanged, map)
     frames = [_encode(written, content, chunk, base, hashes) for chunk in chunks]
@@ -364,22 +364,6 @@ class _Chunk:
     sparse: bool
 
 
-class _Hashes:
-    """Checksums of captured pages, each made when it is first asked for; of one thread at a time."""
-
-    def __init__(self, content: Pages) -> None:
-        self._content = content
-        self._made = np.zeros(len(content), bool)
-        self._hashes = np.zeros(len(content), np.uint64)
-
-    def of(self, rows: Rows) -> Hashes:
-        missing = rows[~self._made[rows]]
-        if len(missing):
-            self._hashes[missing] = page_hashes(take(self._content, missing))
-            self._made[missing] = True
-        return self._hashes[rows]
-
-
 @dataclass(frozen=True, slots=True)
 class _Appended:
     """New frames, and the pages in them in order."""
@@ -392,7 +376,7 @@ class _Appended:
 
 
 def _unchanged_by_frame(
-    readers: SegmentReaders, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], hashes: _Hashes
+    readers: SegmentReaders, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], hashes: Hashes
 ) -> tuple[Mask, Rows]:
     """As ``_unchanged``, in the calling thread. Of a frame none of whose pages has the checksum that is stored of it no more than
     the head is read: no page is as it was."""
@@ -403,8 +387,7 @@ def _unchanged_by_frame(
     for positions in by_frame(last, positions_found, 1):
         rows = rows_found[np.searchsorted(positions_found, positions)]
         try:
-            stored = stored_hashes(readers, last, positions)
-            if stored[0] == hashes.of(rows[:1])[0] or (stored == hashes.of(rows)).any():
+            if (stored_hashes(readers, last, positions) == hashes[rows]).any():
                 same[rows] = same_rows(take(content, rows), read(readers, last, positions, base, False))
         except CorruptSnapshot:
             continue  # what cannot be read is written anew: the log mends itself
@@ -429,11 +412,11 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     return done
 
 
-def _encode(written: PageNumbers, content: Pages, chunk: _Chunk, base: BaseRam, hashes: _Hashes | None) -> EncodedFrame:
+def _encode(written: PageNumbers, content: Pages, chunk: _Chunk, base: BaseRam, hashes: Hashes | None) -> EncodedFrame:
     pages, some = written[chunk.rows], take(content, chunk.rows)
     codec = Codec.WORDS_ZSTD if chunk.sparse else Codec.ZSTD
     below = base.read(pages if chunk.sparse else pages[:0])
-    return encode_frame(pages, some, below, codec, None if hashes is None else hashes.of(chunk.rows))
+    return encode_frame(pages, some, below, codec, None if hashes is None else hashes[chunk.rows])
 
 
 def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended) -> PageIndex:

@@ -24,7 +24,7 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -94,7 +94,7 @@ class Frame:
 def page_hashes(content: Pages) -> Hashes:
     """xxh3_64 of every page."""
     digest = xxhash.xxh3_64_intdigest
-    view = np.ascontiguousarray(content).data.cast("B")
+    view = np.ascontiguousarray(content).reshape(-1).data
     ends = range(0, len(content) * PAGE_SIZE, PAGE_SIZE)
     return np.fromiter((digest(view[at : at + PAGE_SIZE]) for at in ends), np.uint64, len(content))
 
@@ -246,9 +246,8 @@ class SegmentReader:
         return decode_head(memoryview(self.stored(offset, length)), self.name)
 
     def head(self, offset: int, length: int) -> Frame:
-        """The frame without its payload, which is not read."""
-        stored = self.stored(offset, min(length, _TABLES_END_MAX))
-        return replace(_decode_tables(memoryview(stored), self.name)[0], payload=memoryview(b""))
+        """The frame with a piece of its payload at most: no more is read."""
+        return _decode_tables(memoryview(self.stored(offset, min(length, _TABLES_END_MAX))), self.name)[0]
 
     def stored(self, offset: int, length: int) -> bytes:
         """A frame as it is in the file."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.core.errors import CorruptSnapshot, InvalidRequest, MachineDied, NoSpace
+from perdure.core.errors import CorruptSnapshot, InvalidRequest, NoSpace
 from perdure.core.ids import SegmentId
-from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
+from perdure.machines.driver import PAGE_SIZE
 from perdure.snapshots import flushes, pagekinds, pagelog
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import StillPages, record
+from perdure.snapshots.pagelog import record
 from perdure.snapshots.pageread import load
 from perdure.snapshots.segments import (
     Codec,
@@ -363,62 +362,3 @@ def test_rows_are_taken_in_their_order(base: BaseRam) -> None:
     for rows in ([3, 4, 5], [0, 2, 1, 3], [5], [], [9, 0], [0, 9], list(range(10))):
         wanted = np.array(rows, np.intp)
         assert np.array_equal(pagekinds.take(content, wanted), content[wanted])
-
-
-class Still:
-    """The memory of a machine that stands still, and dies before a read."""
-
-    def __init__(self, ram: Pages, dies_before: int = 10**9) -> None:
-        self.ram, self.reads, self.dies_before = ram, 0, dies_before
-
-    def read_pages(self, pages: PageNumbers, room: Pages | None = None) -> Pages:
-        self.reads += 1
-        if self.reads > self.dies_before:
-            raise MachineDied("It has ended.")
-        assert room is not None
-        room[: len(pages)] = self.ram[pages]
-        return room[: len(pages)]
-
-
-@pytest.mark.parametrize("at_once", [1, 64, 70, RAM_PAGES, 1000])
-def test_what_stands_still_is_recorded_as_what_was_copied(
-    tmp_path: Path, base: BaseRam, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    """Over two captures, with pages of every kind and only some of them private."""
-    monkeypatch.setattr(pagelog, "_STILL_PAGES", at_once)
-    monkeypatch.setattr(flushes, "_BYTES_PER_FLUSH", 20 * PAGE_SIZE)
-    rng = np.random.default_rng(5)
-    ram = base.pages.copy()
-    index, log = PageIndex(RAM_PAGES), writer(tmp_path)
-    pages = np.flatnonzero(np.arange(RAM_PAGES) % 5 != 0).astype(np.uint32)
-    for seed in range(2):
-        changed = rng.choice(pages, 60, replace=False)
-        ram[changed[:30]] = rng.integers(0, 255, (30, PAGE_SIZE), np.uint8)
-        ram[changed[30:40]] = 0
-        ram[changed[40:50]] = base.pages[changed[40:50]]
-        ram[changed[50:], 8:16] = seed + 1
-        still = StillPages(cast("GuestMemory", Still(ram)), pages)
-        recorded = record(tmp_path, index, base, (pages, still), log)
-        copied = record(tmp_path, index, base, (pages, ram[pages]), writer(tmp_path))
-        assert (recorded.pages_changed, recorded.index.zeros.tolist()) == (copied.pages_changed, copied.index.zeros.tolist())
-        assert recorded.index.pages.tolist() == copied.index.pages.tolist()
-        index = recorded.index
-        assert np.array_equal(restored(tmp_path, index, base), ram)
-    none = np.empty(0, np.uint32)
-    empty = record(tmp_path, index, base, (none, StillPages(cast("GuestMemory", Still(ram)), none)), log)
-    assert (len(empty.index.pages), len(empty.index.zeros), empty.appended_bytes) == (0, 0, 0)
-
-
-def test_a_machine_that_dies_while_it_is_recorded_leaves_the_log_as_it_was(
-    tmp_path: Path, base: BaseRam, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pagelog, "_STILL_PAGES", 64)
-    pages = np.arange(RAM_PAGES, dtype=np.uint32)
-    log = writer(tmp_path)
-    first = record(tmp_path, PageIndex(RAM_PAGES), base, (pages, base.pages[::-1].copy()), log)
-    before = log.size
-    dying = StillPages(cast("GuestMemory", Still(base.pages[::-1] ^ 1, dies_before=2)), pages)
-    with pytest.raises(MachineDied):
-        record(tmp_path, first.index, base, (pages, dying), log)
-    assert log.size == before == log.path.stat().st_size
-    assert np.array_equal(restored(tmp_path, first.index, base), base.pages[::-1])
