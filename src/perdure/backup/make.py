@@ -202,7 +202,8 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
     snapshots = []
     for done, row in enumerate(instant.snapshots):
         run.tell("snapshots", row["id"], done, len(instant.snapshots))
-        snapshots.append(_stored(await _snapshot(run, mover, row, images)))
+        with _named(row, instant):
+            snapshots.append(_stored(await _snapshot(run, mover, row, images)))
         crashpoint(CrashPoint.BACKUP_SNAPSHOT_SENT)
     run.tell("snapshots", "", len(snapshots), len(snapshots))
     covered = {base.image for base in images}
@@ -267,6 +268,27 @@ async def _snapshot(run: _Run, mover: Mover, row: Mapping[str, Any], images: dic
         else:
             return item
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+@contextlib.contextmanager
+def _named(row: Mapping[str, Any], instant: _Instant) -> Iterator[None]:
+    """Damage says whose it is, and how the rest can be backed up: one rotten file must not keep everything else from it."""
+    try:
+        yield
+    except CorruptSnapshot as error:
+        file = error.details.get("file")
+        if file is None or file.startswith("images/"):  # without this snapshot the next one would stop at it too
+            raise
+        names = (one["name"] for one in instant.workspaces if one["id"] == row["workspace_id"])
+        name = next(names, row["workspace_id"])
+        named = CorruptSnapshot(
+            f"Snapshot {row['id']} of {name!r} is damaged, so there is no backup: {error.message}",
+            hint="'perdure snapshot verify --all' finds all that are. Without it the rest can be saved: "
+            f"'perdure snapshot rm {name} {row['id']}', or, if {name} wakes from it, 'perdure recover {name} --how rewind'.",
+            internal=error.internal,
+        )
+        named.details = {**error.details, "snapshot_id": row["id"]}
+        raise named from error
 
 
 class _Counting(Uploader):

@@ -140,8 +140,14 @@ async def test_a_damaged_snapshot_is_named_and_there_is_no_backup(world: World) 
     sleeping = await world.get("asleep")
     path = world.server.node.store.snapshots / str(sleeping.head_snapshot_id) / "devices.state"
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(CorruptSnapshot, match=f"{sleeping.head_snapshot_id}/devices.state is damaged"):
+    with pytest.raises(CorruptSnapshot, match=f"{sleeping.head_snapshot_id}/devices.state is damaged") as caught:
         await world.back_up()
+    assert caught.value.message.startswith(
+        f"Snapshot {sleeping.head_snapshot_id} of 'asleep' is damaged, so there is no backup: "
+    )
+    assert f"'perdure snapshot rm asleep {sleeping.head_snapshot_id}'" in caught.value.hint, "the rest can be backed up"
+    assert "'perdure recover asleep --how rewind'" in caught.value.hint
+    assert caught.value.details["snapshot_id"] == sleeping.head_snapshot_id
     assert (await world.place().listed())[0] == []
     assert await references(world) == []
 
