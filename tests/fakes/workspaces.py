@@ -233,6 +233,8 @@ class FakeWorkspaces:
         return snapshot
 
     async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot:
+        if name is not None:
+            checks.check_snapshot_name(name)
         row = self.find_row(ref)
         snapshot = self._snapshot(row, SnapshotReason.REQUESTED, name)
         self._put(row, head_snapshot_id=snapshot.id)

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(error, as_json=shared.json)
         return shared.failure_code
     except TyperException as error:
-        hint = "Try 'perdure --help', or --help after the command."
-        complain(Usage(error.format_message().rstrip(".") + ".", hint=hint), as_json=shared.json)
+        said = error.format_message().rstrip(".") or "Missing command"  # a group alone has printed its help instead
+        complain(Usage(f"{said}.", hint="Try 'perdure --help', or --help after the command."), as_json=shared.json)
         return 2
     except ValidationError as error:
         complain(_bad_setting(error), as_json=shared.json)

@@ -414,7 +414,10 @@ def recover(
     """
     as_json = wants_json(ctx, json)
     if (name is None) != from_store:
-        raise InvalidRequest("Either the name of a workspace or --from-store is needed.", hint="perdure recover NAME")
+        raise InvalidRequest(
+            "Either the name of a workspace or --from-store is needed, and not both.",
+            hint="perdure recover NAME, or perdure recover --from-store",
+        )
     if name is None:
         recover_from_store(as_json=as_json)
         return

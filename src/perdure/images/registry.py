@@ -66,8 +66,13 @@ class ImageStore:
             if found:
                 raise NotFound(f"{reference} begins {len(found)} images' digests.", hint="Give more digits.")
         names = ", ".join(sorted(self.names()))
+        if not names:
+            raise NotFound(
+                f"There is no image {reference!r} here; no image has been built.",
+                hint="Build it with 'perdure image build', which takes some minutes.",
+            )
         raise NotFound(
-            f"There is no image {reference!r} here; " + (f"there is: {names}." if names else "no image has been built."),
+            f"There is no image {reference!r} here; there is: {names}.",
             hint="Name one of these, or build it with 'perdure image build'.",
         )
 

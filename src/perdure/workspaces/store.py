@@ -134,7 +134,10 @@ def transition_or_refuse(name: str, state: WorkspaceState, event: Event) -> Tran
     """The table's answer, or Conflict with its reason."""
     answer = decide(state, event)
     if isinstance(answer, Refusal):
-        raise Conflict(f"Workspace {name!r} cannot do that now: {answer.reason}.", internal=f"{state} {event}")
+        hint = None
+        if state is WorkspaceState.FAILED:
+            hint = f"Bring it back first: 'perdure recover {name}'; 'perdure show {name}' says what is wrong."
+        raise Conflict(f"Workspace {name!r} cannot do that now: {answer.reason}.", hint=hint, internal=f"{state} {event}")
     return answer
 
 

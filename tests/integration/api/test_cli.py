@@ -184,6 +184,15 @@ def test_errors_are_json_too(perdure: Run) -> None:
     assert perdure("ls").out.count("demo") == 1
 
 
+@pytest.mark.parametrize("group", ["", "snapshot", "branch", "image"])
+def test_a_group_alone_shows_its_commands_and_says_what_is_missing(perdure: Run, group: str) -> None:
+    answer = perdure(group)
+    assert answer.code == 2
+    assert "Commands" in answer.out + answer.err
+    assert answer.err.endswith("Error: Missing command.\nTry 'perdure --help', or --help after the command.\n")
+    assert perdure(f"--json {group}").error["message"] == "Missing command."
+
+
 def test_no_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, home: Path, perdure: Run) -> None:
     monkeypatch.setenv("PERDURE_HOME", str(home))
     answer = perdure("ls")

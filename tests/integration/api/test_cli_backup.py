@@ -81,4 +81,4 @@ def test_recover_wants_a_name_or_the_store(perdure: Run) -> None:
     for words in ("recover", "recover demo --from-store"):
         done = perdure(words)
         assert done.code == 1
-        assert "Either the name of a workspace or --from-store is needed." in done.err
+        assert "Either the name of a workspace or --from-store is needed, and not both." in done.err

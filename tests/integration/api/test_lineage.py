@@ -152,6 +152,7 @@ def test_what_the_command_line_refuses(perdure: Run) -> None:
         ("snapshot name demo head", "invalid_request", "a name or --clear"),
         ("snapshot name demo head x --clear", "invalid_request", "a name or --clear"),
         ("snapshot name demo head snp_x", "invalid_request", "is not a snapshot name"),
+        ("checkpoint demo --name=", "invalid_request", "'' is not a snapshot name"),
         ("configure demo", "invalid_request", "nothing to change"),
         ("configure demo --keep-snapshots many", "invalid_request", "'many' is no number"),
         ("configure demo --keep-snapshots 1001", "invalid_request", "keep_snapshots"),

@@ -351,6 +351,9 @@ async def test_failed_has_exits(plane: ControlPlane) -> None:
     with pytest.raises(Conflict, match="has failed: It would not load") as refusal:
         await plane.service.wake(CTX, "demo")
     assert "rewind" in refusal.value.hint
+    with pytest.raises(Conflict, match="cannot do that now: it has failed") as refusal:
+        await plane.service.sleep(CTX, "demo")
+    assert "'perdure recover demo'" in refusal.value.hint
     plane.node.fail("start", RestoreFailed("Still not."))
     with pytest.raises(RestoreFailed):
         await plane.service.recover(CTX, "demo", Recovery.RETRY)

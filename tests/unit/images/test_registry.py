@@ -74,8 +74,9 @@ def test_an_image_comes_back_as_it_was_put(store: ImageStore) -> None:
 
 
 def test_an_unknown_image_lists_those_that_are_there(store: ImageStore) -> None:
-    with pytest.raises(NotFound, match="no image 'base' here; no image has been built"):
+    with pytest.raises(NotFound, match="no image 'base' here; no image has been built") as caught:
         store.resolve("base")
+    assert caught.value.hint.startswith("Build it with 'perdure image build'")
     put(store)
     put(store, OTHER, "dev")
     with pytest.raises(NotFound, match="no image 'bose' here; there is: base, dev"):

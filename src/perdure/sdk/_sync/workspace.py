@@ -129,7 +129,7 @@ class Workspace:
 
     def checkpoint(self, name: str | None = None, *, durable: Literal["local", "store"] = "local") -> public.SnapshotInfo:
         """Record it while it runs; it pauses for some milliseconds. ``durable`` as for ``sleep``."""
-        call = _core.post(self._path("checkpoint"), {"name": name} if name else {})
+        call = _core.post(self._path("checkpoint"), {} if name is None else {"name": name})
         return self._durable(self.fetch(call, public.SnapshotInfo), durable)
 
     def _durable(self, snapshot: public.SnapshotInfo, durable: str) -> public.SnapshotInfo:
