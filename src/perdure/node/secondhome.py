@@ -141,8 +141,8 @@ class NodeSecondHome:
         return sent.now(moved)
 
     async def _send_image(self, images: Images, ref: BaseRef) -> None:
-        """The first snapshots of an image go at once, and all need it: a second attempt would take over from the first, which then
-        fails, and send gigabytes once more. Whoever comes later waits, and goes on with it when the first has failed."""
+        """The first snapshots of an image go at once, and all need it: a second attempt would take over from the first, which
+        then fails, and send gigabytes once more. Who comes later waits, and goes on with it when the first has failed."""
         async with self._sending_images:
             if not await self._is_stored(image_key(ref)):
                 await images.upload(ref)

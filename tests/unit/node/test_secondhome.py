@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,13 @@ REF = BaseRef("image", "golden")
 class Images:
     """One image, which a node has or has not; in the store it is a small file."""
 
-    def __init__(self, here: set[BaseRef], sent: list[BaseRef], uploader: Uploader) -> None:
+    def __init__(self, here: set[BaseRef], begun: Callable[[BaseRef], None], uploader: Uploader) -> None:
         self._here = here
-        self._sent = sent
+        self._begun = begun
         self._uploader = uploader
 
     async def upload(self, base: BaseRef) -> tuple[Item, Moved]:
-        self._sent.append(base)
+        self._begun(base)
         return await self._uploader.upload(Contents(image_key(base), [source("root", {1: 1})]))
 
     async def fetch(self, key: ItemKey) -> BaseRef:
@@ -61,15 +62,20 @@ class Place:
         self.node.store.open()
         self.images: set[BaseRef] = set()
         self.images_sent: list[BaseRef] = []
+        self.image_begun = asyncio.Event()
         self.starts = Starts()
         clock = itertools.count(id(self)).__next__
         parts = ObjectParts(Remote(objects, PlainKeyring(), clock), catalogue, owner, 100_000)
         node = self.node
 
         def images(uploader: Uploader, _: object) -> Images:
-            return Images(self.images, self.images_sent, uploader)
+            return Images(self.images, self._begun, uploader)
 
         self.home = NodeSecondHome(parts, node.store, images, lambda _: node.base.ram, self.starts)
+
+    def _begun(self, ref: BaseRef) -> None:
+        self.images_sent.append(ref)
+        self.image_begun.set()
 
     async def slept(self) -> tuple[SnapshotId, TinyMachine]:
         facts, machine = await asleep(self.node)
@@ -150,8 +156,7 @@ async def test_who_waits_for_an_image_sends_it_when_the_first_has_failed(here: P
     one, _ = await here.slept()
     two = (await asleep(here.node, 2, one))[0].snapshot_id
     first, second = (asyncio.create_task(here.upload(snapshot_id)) for snapshot_id in (one, two))
-    while not here.images_sent:
-        await asyncio.sleep(0)
+    await here.image_begun.wait()
     first.cancel()
     await second
     assert here.images_sent == [REF, REF] and first.cancelled()
