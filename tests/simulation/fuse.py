@@ -1,14 +1,16 @@
 """A server process that is killed at one point: before or after a statement, a commit, or a call to the node.
 
 A ``Fuse`` counts these points and blows at the chosen one; from then on nothing of that process gets anywhere. ``FusedDatabase``
-and ``FusedNode`` put it around the real database and the fake node, so production code knows nothing of it.
+and ``FusedCalls`` put it around the real database and, say, the fake node, so production code knows nothing of it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from inspect import iscoroutinefunction
 from typing import Any
 
 from perdure.db.database import Database, Transaction
@@ -91,23 +93,49 @@ class FusedDatabase:
         return await self._around(query, lambda: self._inner.run(query, **parameters))
 
 
-class FusedNode:
-    """Calls that change something have two points, the others none."""
+class FusedCalls:
+    """Stands before ``inner``. Its calls that change something, by their names, have two points; the others have none."""
 
-    CHANGING = ("start", "capture", "stop", "salvage", "delete_snapshots")
-
-    def __init__(self, fuse: Fuse, inner: FakeNode) -> None:
-        self._fuse, self._inner = fuse, inner
+    def __init__(self, fuse: Callable[[], Fuse], name: str, inner: object, changing: Collection[str]) -> None:
+        self._fuse, self._name, self._inner, self._changing = fuse, name, inner, changing
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._inner, name)
-        if name not in self.CHANGING:
+        if name not in self._changing:
             return real
+        return self._awaited(name, real) if iscoroutinefunction(real) else self._called(name, real)
 
+    def _awaited(self, name: str, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*arguments: Any, **named: Any) -> Any:
-            self._fuse.point(f"before node.{name}")
+            self._fuse().point(f"before {self._name}.{name}")
             result = await real(*arguments, **named)
-            self._fuse.point(f"after node.{name}")
+            self._fuse().point(f"after {self._name}.{name}")
             return result
 
         return call
+
+    def _called(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._fuse().point(f"before {self._name}.{name}")
+            result = real(*arguments, **named)
+            self._fuse().point(f"after {self._name}.{name}")
+            return result
+
+        return call
+
+
+def fused_node(fuse: Fuse, node: FakeNode) -> FusedCalls:
+    return FusedCalls(lambda: fuse, "node", node, ("start", "capture", "stop", "salvage", "delete_snapshots"))
+
+
+async def killed_everywhere(kill: Callable[[int | None], Awaitable[Fuse]], step: int = 1) -> tuple[Fuse, Counter[str]]:
+    """Let ``kill`` go through once as a whole, and then be killed at each point, or at every ``step``-th. Returns the fuse of
+    the first, and how often which point was the one."""
+    whole = await kill(None)
+    fired: Counter[str] = Counter()
+    for at in itertools.count(1, step):
+        fuse = await kill(at)
+        if fuse.blew_at is None:
+            return whole, fired
+        fired[fuse.blew_at] += 1
+    raise AssertionError("counting does not end")

@@ -7,25 +7,16 @@ chain verifies. A failure names its seed.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
 
 from perdure.db.database import Database
 from perdure.journal.entries import Journal
-from tests.fakes.database import fresh_database
-from tests.simulation.fuse import Fuse
-from tests.simulation.world import Simulation, random_workload
+from tests.simulation.fuse import Fuse, killed_everywhere
+from tests.simulation.world import Simulation, kill_in, random_workload
 
 SEEDS = range(24)
-
-
-@pytest.fixture
-async def database() -> AsyncIterator[Database]:
-    async with fresh_database() as database:
-        yield database
 
 
 async def scenario(simulation: Simulation) -> None:
@@ -89,31 +80,16 @@ async def damage(simulation: Simulation) -> None:
 SCENARIOS = {"everything": scenario, "branches": branches, "damage": damage}
 
 
-async def kill_at(database: Database, label: str, at: int | None, name: str, *, node_too: bool) -> Fuse:
-    fuse = Fuse(at)
-    simulation = Simulation(database, label, fuse)
-    await simulation.begin()
-    await SCENARIOS[name](simulation)
-    assert (fuse.blew_at is not None) == (at is not None and at <= fuse.count), "the fuse did what it was told"
-    assert await simulation.recover(node_too=node_too)
-    await simulation.check()
-    await simulation.plane.crash()
-    return fuse
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_killed_at_every_point_of_a_scenario(database: Database, name: str, node_too: bool) -> None:
-    whole = await kill_at(database, "whole", None, name, node_too=node_too)
+    async def kill(at: int | None) -> Fuse:
+        return await kill_in(Simulation(database, f"k{at or 0}", Fuse(at)), SCENARIOS[name], node_too=node_too)
+
+    whole, fired = await killed_everywhere(kill)
     assert whole.count > 100
-    fired: dict[str, int] = {}
-    for at in itertools.count(1):
-        fuse = await kill_at(database, f"k{at}", at, name, node_too=node_too)
-        if fuse.blew_at is None:
-            break
-        fired[fuse.blew_at] = fired.get(fuse.blew_at, 0) + 1
     for point, count in sorted(fired.items()):
         print(f"{count:4} {point}")
     checked, breaks = await Journal(database).verify()

@@ -6,9 +6,6 @@ and a policy that were acknowledged hold, and the tree has no loose ends.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator
-
 import pytest
 
 from perdure.core.ids import SnapshotId
@@ -16,15 +13,8 @@ from perdure.db.database import Database
 from perdure.wire.node import Activity
 from perdure.workspaces import lineage
 from perdure.workspaces.model import Configuration
-from tests.fakes.database import fresh_database
-from tests.simulation.fuse import Fuse
-from tests.simulation.world import Simulation
-
-
-@pytest.fixture
-async def database() -> AsyncIterator[Database]:
-    async with fresh_database() as database:
-        yield database
+from tests.simulation.fuse import Fuse, killed_everywhere
+from tests.simulation.world import Simulation, kill_in
 
 
 class Keeping(Simulation):
@@ -112,24 +102,13 @@ async def scenario(simulation: Keeping) -> None:
     await simulation.pass_time(10)
 
 
-async def kill_at(database: Database, label: str, at: int | None, *, node_too: bool) -> Fuse:
-    fuse = Fuse(at)
-    simulation = Keeping(database, label, fuse)
-    await simulation.begin()
-    await scenario(simulation)
-    assert await simulation.recover(node_too=node_too)
-    await simulation.check()
-    await simulation.plane.crash()
-    return fuse
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("node_too", "step"), [(True, 1), (False, 4)], ids=["with its machines", "alone, at every fourth"])
 async def test_killed_at_every_point_of_keeping(database: Database, node_too: bool, step: int) -> None:
-    whole = await kill_at(database, "whole", None, node_too=node_too)
+    async def kill(at: int | None) -> Fuse:
+        return await kill_in(Keeping(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
+
+    whole, fired = await killed_everywhere(kill, step)
     assert {"in transaction, before retention.mark", "in transaction, before retention.configure"} <= set(whole.passed)
-    for at in itertools.count(1, step):
-        if (await kill_at(database, f"k{at}", at, node_too=node_too)).blew_at is None:
-            break
-    assert at > 100
+    assert fired.total() * step > 100

@@ -6,49 +6,18 @@ row wants, and uploads that were cut off come to their end.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 
 from perdure.core.ids import SnapshotId
 from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
 from perdure.wire.objects import ItemState, Scope
-from tests.fakes.database import fresh_database
 from tests.fakes.second_home import FakeBucket, FakeSecondHome
-from tests.simulation.fuse import Fuse
-from tests.simulation.world import PATH, Simulation
+from tests.simulation.fuse import Fuse, FusedCalls, killed_everywhere
+from tests.simulation.world import PATH, Simulation, kill_in
 
-
-@pytest.fixture
-async def database() -> AsyncIterator[Database]:
-    async with fresh_database() as database:
-        yield database
-
-
-class FusedHome:
-    """Calls that change something have two points, as those of the node have."""
-
-    CHANGING = ("claim", "upload", "fetch", "evict", "collect")
-
-    def __init__(self, simulation: TwoHomes, inner: FakeSecondHome) -> None:
-        self._simulation, self._inner = simulation, inner
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._inner, name)
-        if name not in self.CHANGING:
-            return real
-
-        async def call(*arguments: Any, **named: Any) -> Any:
-            fuse = self._simulation.fuse
-            fuse.point(f"before home.{name}")
-            result = await real(*arguments, **named)
-            fuse.point(f"after home.{name}")
-            return result
-
-        return call
+#: Calls that change something have two points, as those of the node have.
+CHANGING = ("claim", "upload", "fetch", "evict", "collect")
 
 
 class TwoHomes(Simulation):
@@ -57,7 +26,7 @@ class TwoHomes(Simulation):
         self.bucket = FakeBucket()
         self.catalogue = StoreCatalogue(database, of_snapshots=True)
         self.home = FakeSecondHome(self.node, self.bucket, self.catalogue)
-        self.node.second_home = FusedHome(self, self.home)  # type: ignore[assignment]
+        self.node.second_home = FusedCalls(lambda: self.fuse, "home", self.home, CHANGING)  # type: ignore[assignment]
 
     async def upload(self) -> None:
         async def work() -> None:
@@ -99,6 +68,12 @@ class TwoHomes(Simulation):
         found = self.bucket.content[snapshot_id][0].files.get(PATH)
         return bytes(found.content) if found else b""
 
+    async def end(self) -> None:
+        """A collection goes over every tenant's scope: those of the runs before would make each longer than the last."""
+        await super().end()
+        await self.plane.execute("delete from store_items")
+        await self.plane.execute("delete from store_scopes")
+
     async def check(self) -> None:
         for row in await self.service._store.on_node(self.node.node_id):
             if row.id not in self.node.stored:
@@ -138,30 +113,16 @@ async def scenario(simulation: TwoHomes) -> None:
     await simulation.wake("a")
 
 
-async def kill_at(database: Database, label: str, at: int | None, *, node_too: bool) -> Fuse:
-    fuse = Fuse(at)
-    simulation = TwoHomes(database, label, fuse)
-    await simulation.begin()
-    await scenario(simulation)
-    assert await simulation.recover(node_too=node_too)
-    await simulation.check()
-    await simulation.plane.crash()
-    # A collection goes over every tenant's scope: those of the runs before would make each longer than the last.
-    await simulation.plane.execute("delete from store_items")
-    await simulation.plane.execute("delete from store_scopes")
-    return fuse
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("node_too", "step"), [(True, 2), (False, 9)], ids=["with its machines, at every second", "alone, at every ninth"]
 )
 async def test_killed_at_points_of_both_homes(database: Database, node_too: bool, step: int) -> None:
-    whole = await kill_at(database, "whole", None, node_too=node_too)
-    calls = {f"after home.{name}" for name in FusedHome.CHANGING}
+    async def kill(at: int | None) -> Fuse:
+        return await kill_in(TwoHomes(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
+
+    whole, fired = await killed_everywhere(kill, step)
+    calls = {f"after home.{name}" for name in CHANGING}
     assert calls | {"in transaction, before homes.release_snapshots"} <= set(whole.passed)
-    for at in itertools.count(1, step):
-        if (await kill_at(database, f"k{at}", at, node_too=node_too)).blew_at is None:
-            break
-    assert at > 100
+    assert fired.total() * step > 100

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.core.errors import CorruptSnapshot, PerdureError
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
@@ -20,7 +20,7 @@ from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import SnapshotState
 from tests.fakes.control_plane import CTX, ControlPlane, bytes_of
 from tests.fakes.node import FakeNode
-from tests.simulation.fuse import Fuse, FusedDatabase, FusedNode, Killed
+from tests.simulation.fuse import Fuse, FusedDatabase, Killed, fused_node
 
 PATH = "/root/value"
 KILLED = (Killed, asyncio.CancelledError)
@@ -42,6 +42,9 @@ class Facts:
         """The workspace goes on from another value; what was written last must be kept."""
         self.also = (self.also | {*self.written[-1:]}) - {value}
         self.written[:] = [value]
+
+
+S = TypeVar("S", bound="Simulation")
 
 
 class Simulation:
@@ -67,7 +70,7 @@ class Simulation:
 
     async def begin(self) -> None:
         await NodeRegistry(self.plane.database, lease_s=20).register(self.node.node_id)
-        self.plane.build(FusedDatabase(self.fuse, self.plane.database), FusedNode(self.fuse, self.node))
+        self.plane.build(FusedDatabase(self.fuse, self.plane.database), fused_node(self.fuse, self.node))
         await self.attempt(self.service.upkeep.start(timers=False))
 
     async def attempt(self, work: Awaitable[Any]) -> bool:
@@ -268,9 +271,13 @@ class Simulation:
         """Kill what is left of the process, start another. Whether it got through its own fuse."""
         await self.plane.crash(node_too=node_too)
         self.fuse = fuse or Fuse()
-        self.plane.build(FusedDatabase(self.fuse, self.plane.database), FusedNode(self.fuse, self.node))
+        self.plane.build(FusedDatabase(self.fuse, self.plane.database), fused_node(self.fuse, self.node))
         started = await self.attempt(self.service.upkeep.start(timers=False))
         return started and await self.attempt(self.service.upkeep.clean())
+
+    async def end(self) -> None:
+        """Leave nothing that the next one on this database would meet."""
+        await self.plane.crash()
 
     # ---------------------------------------------------------------------------------------------------------- invariants
 
@@ -345,6 +352,18 @@ class Simulation:
                 return b"".join([chunk async for chunk in awake.guest.read_file(PATH)])
             except PerdureError:
                 return b""
+
+
+async def kill_in(simulation: S, scenario: Callable[[S], Awaitable[None]], *, node_too: bool) -> Fuse:
+    """A life whose fuse blows somewhere in the scenario, or does not; then another, of which all invariants are asked."""
+    fuse = simulation.fuse
+    await simulation.begin()
+    await scenario(simulation)
+    assert (fuse.blew_at is not None) == (fuse.at is not None and fuse.at <= fuse.count), "the fuse did what it was told"
+    assert await simulation.recover(node_too=node_too)
+    await simulation.check()
+    await simulation.end()
+    return fuse
 
 
 async def random_workload(simulation: Simulation, random: Random, steps: int) -> None:

@@ -134,8 +134,8 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture
-async def world(root: Path) -> AsyncIterator[World]:
+@asynccontextmanager
+async def small_world(root: Path) -> AsyncIterator[World]:
     make_image(root / "image")
     (root / "home").mkdir()
     with small_thresholds():
@@ -154,6 +154,12 @@ async def world(root: Path) -> AsyncIterator[World]:
                 yield world
             finally:
                 await server.node.crash()
+
+
+@pytest.fixture
+async def world(root: Path) -> AsyncIterator[World]:
+    async with small_world(root) as world:
+        yield world
 
 
 @pytest.fixture
