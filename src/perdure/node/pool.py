@@ -22,6 +22,8 @@ Key = TypeVar("Key", bound=Hashable)
 #: Goldens that keep a pool at the same time; the one claimed longest ago loses its machines first.
 KEYS_MAX = 4
 REFILL_DELAY_S = 0.5
+#: Starts that overlap put a refill off, but no longer than this: a server that is always starting something needs its pool most.
+REFILL_LATEST_S = 3.0
 
 log = structlog.get_logger(__name__)
 
@@ -35,10 +37,12 @@ class WarmPool(Generic[Key]):
         self._waiting: OrderedDict[Key, list[Machine]] = OrderedDict()
         self._fills: dict[Key, asyncio.Task[None]] = {}
         self._closed = False
+        self._starting = 0  # claimed, and their guests have not replied yet
 
     async def claim(self, key: Key) -> tuple[Machine, bool]:
         """A prepared machine and whether it had been waiting. Call ``refill_soon`` afterwards."""
         self._use(key)
+        self._starting += 1
         waiting = self._waiting[key]
         while waiting:
             machine = waiting.pop()
@@ -48,9 +52,19 @@ class WarmPool(Generic[Key]):
         return await self._prepare(key), False
 
     def refill_soon(self, key: Key) -> None:
-        """Fill a moment from now, so that the start does not compete with the first replies of the wake before it."""
+        """After a start: fill a moment from now, so that it does not compete with the first replies of the wake before it, nor
+        with the children of a fork that are still starting."""
+        self._starting = max(0, self._starting - 1)
         if not self._closed and self._size > 0:
-            asyncio.get_running_loop().call_later(REFILL_DELAY_S, self.refill, key)
+            loop = asyncio.get_running_loop()
+            loop.call_later(REFILL_DELAY_S, self._refill_when_quiet, key, loop.time() + REFILL_LATEST_S)
+
+    def _refill_when_quiet(self, key: Key, latest: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._starting and not self._closed and loop.time() < latest:
+            loop.call_later(REFILL_DELAY_S, self._refill_when_quiet, key, latest)
+        else:
+            self.refill(key)
 
     def refill(self, key: Key) -> None:
         """Start filling in the background."""

@@ -112,3 +112,29 @@ async def test_a_refill_waits_until_the_wake_has_had_its_first_replies(monkeypat
     pool.refill_soon("golden")
     await pool.close()
     assert factory.alive() == 0
+
+
+@pytest.mark.parametrize("latest", [3600.0, 0.05])
+async def test_a_refill_waits_for_starts_under_way_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, latest: float) -> None:
+    monkeypatch.setattr("perdure.node.pool.REFILL_DELAY_S", 0.01)
+    monkeypatch.setattr("perdure.node.pool.REFILL_LATEST_S", latest)
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=1)
+    await pool.claim("golden")
+    await pool.claim("golden")
+    made = len(factory.made)
+    factory.asked.clear()
+    pool.refill_soon("golden")  # the other is still starting
+    if latest > 1:
+        looked = asyncio.Event()
+        look = pool._refill_when_quiet
+        monkeypatch.setattr(pool, "_refill_when_quiet", lambda *given: (looked.set(), look(*given)))
+        async with asyncio.timeout(10):
+            await looked.wait()
+        assert len(factory.made) == made
+        pool.refill_soon("golden")
+    async with asyncio.timeout(10):
+        await factory.asked.wait()
+    await pool.filled("golden")
+    assert pool.count("golden") == 1
+    await pool.close()
