@@ -12,8 +12,9 @@ import typer
 
 from perdure.cli import daemon, unit
 from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, wants_json
+from perdure.core import files
 from perdure.core.config import Settings
-from perdure.core.errors import InvalidRequest
+from perdure.core.errors import HostUnfit, InvalidRequest
 from perdure.core.stop import StopReport
 from perdure.sdk import Client
 
@@ -44,6 +45,7 @@ def up(
         printed = unit.text(settings, daemon.command(), settings.shutdown_deadline_s + DOWN_MARGIN_S)
         dump({"unit": printed}) if as_json else sys.stdout.write(printed)
         return Status(0)
+    _make_home(settings)
     if not detach:
         from perdure import wiring
 
@@ -54,6 +56,16 @@ def up(
     else:
         say(f"Perdure {health.version} serves at {markup(settings.api_socket)} (process {health.pid})")
     return Status(0)
+
+
+def _make_home(settings: Settings) -> None:
+    try:
+        files.make_dir(settings.home)
+    except OSError as error:
+        raise HostUnfit(
+            f"The home {settings.home} cannot be made: {error.filename}: {error.strerror}.",
+            hint="Set PERDURE_HOME to a directory that you may write to.",
+        ) from error
 
 
 def down(

@@ -454,6 +454,21 @@ def test_up_that_fails_says_why(perdure: Run, home: Path, monkeypatch: pytest.Mo
     assert "ended with exit code 3 while it started: the database is broken" in answer.err
 
 
+@pytest.mark.parametrize("words", ["up", "up --detach"])
+def test_up_in_a_home_that_cannot_be_is_one_sentence(
+    perdure: Run, home: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    file = home / "file"
+    file.write_text("")
+    nowhere = Path("/proc/none")
+    for place, why in ((file, f"{file}: File exists"), (file / "below", f"{file}: File"), (nowhere, f"{nowhere}: No such file")):
+        monkeypatch.setenv("PERDURE_HOME", str(place))
+        answer = perdure(words)
+        assert answer.code == 1
+        assert answer.err.startswith(f"Error: The home {place} cannot be made: {why}"), answer.err
+        assert "Set PERDURE_HOME" in answer.err
+
+
 def test_unit_keeps_the_machines_alive_until_they_sleep(perdure: Run) -> None:
     unit = perdure("up --systemd").out
     assert "KillMode=mixed" in unit

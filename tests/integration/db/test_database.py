@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from perdure.core.errors import HostUnfit, StaleGeneration, Unavailable
+from perdure.core.errors import HostUnfit, InvalidRequest, StaleGeneration, Unavailable
 from perdure.core.ids import NodeId, WorkspaceId
 from perdure.db import migrations
 from perdure.db.database import Database, Transaction, connect_migrated
@@ -51,6 +51,14 @@ async def test_a_newer_schema_is_refused(empty_url: str) -> None:
         connection.execute("update alembic_version set version_num = '9999'")
     with pytest.raises(HostUnfit, match="newer than this release"):
         await connect_migrated(empty_url)
+
+
+@pytest.mark.parametrize("url", ["secret-nonsense", "postgresql://user:secret@host:port/x?nothing=1", "http://secret"])
+async def test_a_url_that_is_none_is_one_sentence_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="The database's URL is not one") as caught:
+        await connect_migrated(url)
+    assert "PERDURE_DATABASE_URL=postgresql://" in caught.value.hint
+    assert "secret" not in str(caught.value.public())
 
 
 async def test_a_server_that_is_not_there_is_one_sentence(home: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
-from perdure.core.errors import HostUnfit, Unavailable
+from perdure.core.errors import HostUnfit, InvalidRequest, Unavailable
 
 HERE = Path(__file__).parent
 _LOCK = 0x7065_7264  # "perd"
@@ -23,7 +24,14 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """The revision a database is at; None for an empty one. Raises Unavailable."""
+    """The revision a database is at; None for an empty one. Raises Unavailable, or InvalidRequest for a URL that is none."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:  # what it says may quote the URL, and a password in it
+        raise InvalidRequest(
+            "The database's URL is not one that PostgreSQL understands.",
+            hint="Write PERDURE_DATABASE_URL=postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+        ) from error
     try:
         with psycopg.connect(url, connect_timeout=30, autocommit=True) as connection:
             found = connection.execute("select to_regclass('alembic_version') is not null").fetchone()
