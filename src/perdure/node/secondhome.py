@@ -24,7 +24,7 @@ from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import PACK_BYTES, Moved, Uploader
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import Damage, Fetched, Reclaimed, Sent
-from perdure.wire.objects import Catalogue, Item, ItemKey, ItemState, Scope
+from perdure.wire.objects import IMAGES, Catalogue, Item, ItemKey, ItemState, Scope
 
 #: An upload stands still for so long at most, however many workspaces are started one after the other.
 STANDSTILL_S = 20.0
@@ -115,7 +115,9 @@ class NodeSecondHome:
 
     async def claim(self) -> None:
         if not self._is_ours:
-            await self._parts.remote.claim(self._parts.owner)
+            # Every snapshot lies on an image, which is durable before it and for longer.
+            used = any(item.state is ItemState.DURABLE for item in await self._parts.catalogue.items(IMAGES))
+            await self._parts.remote.claim(self._parts.owner, used=used)
             self._is_ours = True
 
     # ------------------------------------------------------------------------------------------------------------ to the store

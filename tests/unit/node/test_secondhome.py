@@ -285,6 +285,26 @@ async def test_nothing_goes_into_the_store_of_another(here: Place, tmp_path: Pat
     assert set(objects.data) == before
 
 
+async def test_an_empty_store_that_should_hold_something_is_not_taken_for_ours(
+    here: Place, tmp_path: Path, objects: FakeObjects, catalogue: FakeCatalogue
+) -> None:
+    """Its URL was mistyped, or somebody has emptied it: what the rows call durable is not there."""
+    snapshot_id, _ = await here.slept()
+    await here.upload(snapshot_id)
+    kept = dict(objects.data)
+    objects.data.clear()
+    started = Place(tmp_path / "started", objects, catalogue)
+    for work in (started.home.claim(), started.home.upload(snapshot_id, {}, lambda _: None)):
+        with pytest.raises(Conflict, match="is empty, and this installation has uploaded") as caught:
+            await work
+        assert "Check PERDURE_STORE_URL" in caught.value.hint
+    assert not objects.data, "nothing was written into it"
+    objects.data.update(kept)
+    del objects.data["perdure.json"]
+    await started.home.claim()  # it is our store: only the mark was lost
+    assert "perdure.json" in objects.data
+
+
 async def test_what_is_released_goes(here: Place, objects: FakeObjects, catalogue: FakeCatalogue) -> None:
     snapshot_id, _ = await here.slept()
     await here.upload(snapshot_id)

@@ -39,12 +39,20 @@ class Remote:
     def new_name(self, prefix: str) -> str:
         return mint(prefix, now_ms=self._now_ms())
 
-    async def claim(self, owner: str, *, take: bool = False) -> None:
-        """Make sure that this store belongs to the installation ``owner``; with ``take``, make it so.
+    async def claim(self, owner: str, *, take: bool = False, used: bool = False) -> None:
+        """Make sure that this store belongs to the installation ``owner``; with ``take``, make it so. ``used``: by what we know
+        it holds something of ours.
 
-        Raises Conflict when it is another's: to its garbage collection our objects would be strays, and its to ours.
+        Raises Conflict when it is another's: to its garbage collection our objects would be strays, and its to ours; and when
+        it should hold something and is empty: then it is not that store, and whatever we call durable in it is not.
         """
         found = await self._owner()
+        if found is None and used and await self._is_empty():
+            raise Conflict(
+                "The object store is empty, and this installation has uploaded snapshots: it is another one, or was emptied.",
+                hint="Check PERDURE_STORE_URL and PERDURE_STORE_OPTIONS. If what it held is lost for good, unset them, start, "
+                "make a backup and restore it into a new home, which may begin a new store.",
+            )
         if found is None or (take and found != owner):
             await self.objects.put(OWNER, json.dumps({"owner": owner}).encode())
             found = await self._owner()
