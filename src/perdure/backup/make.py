@@ -311,8 +311,7 @@ async def _local(origin: Origin, snapshot_id: SnapshotId, tenant_id: TenantId) -
     except NotFound:
         if origin.bring is None:
             raise CorruptSnapshot(
-                f"The files of snapshot {snapshot_id} are missing from this node.",
-                hint="See 'perdure snapshot verify --all'; without this one ('perdure snapshot rm') the rest can be backed up.",
+                f"The files of snapshot {snapshot_id} are missing from this node.", file=f"snapshots/{snapshot_id}/manifest.json"
             ) from None
     await origin.bring(snapshot_id, tenant_id)
     return origin.store.manifest(snapshot_id)

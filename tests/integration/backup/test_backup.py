@@ -157,7 +157,7 @@ async def test_a_snapshot_without_files_is_named(world: World) -> None:
     world.server.node.store.delete([sleeping.head_snapshot_id])
     with pytest.raises(CorruptSnapshot, match=f"{sleeping.head_snapshot_id} are missing from this node") as caught:
         await world.back_up()
-    assert "snapshot rm" in caught.value.hint
+    assert f"'perdure snapshot rm asleep {sleeping.head_snapshot_id}'" in caught.value.hint
 
 
 async def test_a_snapshot_that_only_the_object_store_has_is_brought(world: World) -> None:
