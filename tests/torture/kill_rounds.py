@@ -65,12 +65,13 @@ class _Lived:
 
 
 class Kills:
-    """Points are ``CRASHPOINT server``, ``… vmm`` and ``… database``, ``kill.*`` at any time, and ``clock.back``."""
+    """Points are ``CRASHPOINT server``, ``… vmm``, ``… agent`` and ``… database``, ``kill.*`` at any time, and ``clock.back``."""
 
     def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint)) -> None:
         self.points = (
             *(f"{point.value} server" for point in CrashPoint if point in named),
             *(f"{point.value} vmm" for point in WITH_MACHINE if point in named),
+            *(f"{point.value} agent" for point in WITH_MACHINE if point in named),
             *(f"{point.value} database" for point in CrashPoint if point in named),
             *("kill.working", "kill.recovering", "kill.database", "clock.back"),
         )
@@ -153,6 +154,8 @@ class Kills:
         if victim == "database":  # somebody starts it again, and the server goes on
             async with self._cluster.kept_up(lambda: _signal(self._pid, signal.SIGUSR2)) as postmaster:
                 return await self._live(replace(order, crash=f"{name} server {hit}", kills=postmaster))
+        if victim == "agent":
+            return await self._live(replace(order, crash=f"{name} vmm {hit}", kills_agent=True))
         return await self._live(replace(order, crash=f"{name} {victim} {hit}"))
 
     # --------------------------------------------------------------------------------------------------------------- lives

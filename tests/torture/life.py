@@ -29,9 +29,10 @@ from perdure.core import crashpoints
 from perdure.core.errors import PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database
-from perdure.workspaces.model import CreateWorkspace, Snapshot, Workspace, WorkspaceState
+from perdure.workspaces.model import CreateWorkspace, Snapshot, Workspace, WorkspaceKind, WorkspaceState
 from tests.torture.defects import switched_on
 from tests.torture.ledger import Ledger
+from tests.torture.machine import TortureMachine
 from tests.torture.model import told_by
 from tests.torture.node import PATH, small_thresholds, text
 from tests.torture.registry import Work, works
@@ -48,6 +49,7 @@ STEPS_BACK_S = (3600.0, 86400.0, 3.0)
 @dataclass(frozen=True)
 class Order:
     """One life. ``crash``: a line of ``core.crashpoints``. ``kills``: the process that dies there in place of the server.
+    ``kills_agent``: what dies in place of a machine is its guest's agent.
     ``steps``: 0 only recovers and checks."""
 
     home: str
@@ -59,6 +61,7 @@ class Order:
     checks: bool
     crash: str | None = None
     kills: int | None = None
+    kills_agent: bool = False
     clock_back: bool = False
     defect: str | None = None
 
@@ -90,6 +93,11 @@ def _kill_in_its_place(victim: int, _pid: int) -> None:
         os.kill(victim, signal.SIGKILL)
 
 
+def kill_agent(machine: int) -> None:
+    """The agent of the guest in this machine, which goes on."""
+    TortureMachine.by_pid[machine].kill_agent()
+
+
 def _live_and_die(order: Order, say: Callable[[str], None]) -> None:
     """Ends this process, without the order that an exit would bring."""
     code = 1
@@ -116,6 +124,8 @@ class Life:
         self._fired = False
         self._is_armed = False
         self._is_back = False
+        self._killed_machine = False  # on purpose: what it lost is in branches
+        self._given_up_before: set[str] = set()  # when the server before this one died
         self._started_again = asyncio.Event()
 
     async def live(self) -> None:
@@ -138,6 +148,9 @@ class Life:
             self._is_armed = True
         if order.kills is not None:
             crashpoints._kill = partial(_kill_in_its_place, order.kills)
+        if order.kills_agent:
+            crashpoints._kill = kill_agent
+        self._given_up_before = {one.id for one in await self._given_up()}
         self._say("working")
         until = time.monotonic() + WORK_S
         for _ in range(order.steps):
@@ -147,6 +160,7 @@ class Life:
             if self._has_fired():
                 self._say("fired")
                 await self._database_back()
+                await self._check_nothing_given_up()
                 await self.server.mend()
                 await self._check()
                 return
@@ -174,6 +188,18 @@ class Life:
     def _is_database_away(self) -> bool:
         """It was killed, and has not answered since."""
         return self._order.kills is not None and self._has_fired() and not self._is_back
+
+    async def _check_nothing_given_up(self) -> None:
+        """The death of an agent is not that of its machine: what the guest had in memory, it has."""
+        if not self._order.kills_agent or self._killed_machine:
+            return
+        for one in await self._given_up():
+            if one.id not in self._given_up_before:
+                self._say(f"violation {one.name}, {one.state.value}: an agent died, and its machine was given up")
+
+    async def _given_up(self) -> list[Workspace]:
+        found = await self.server.service.find(CTX)
+        return [one for one in found if one.kind is WorkspaceKind.LOST or one.state is WorkspaceState.FAILED]
 
     async def _check(self) -> None:
         """No fault falls into it: what it finds would be that fault."""
@@ -300,6 +326,7 @@ class Life:
         await self._attempt(self._put(one))  # so that there is a machine, and news on its disk
         machine = self.server.node.machines.get(one.id)
         if machine is not None:
+            self._killed_machine = True
             await machine.kill()
             await self.server.service.upkeep.reconcile()  # notices it, if its event has not come yet
             await self.server.settle()

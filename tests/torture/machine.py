@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
@@ -39,6 +39,7 @@ from perdure.machines.guestlink import LinkActivity
 from perdure.wire.node import Confinement, FileWritten, Isolation
 from tests.fakes.disk import RecordingDisk
 from tests.fakes.layer import read_cluster, write_cluster
+from tests.torture.agent import TortureAgent
 
 PAGES = 160
 COUNTER = 3  # the page that begins with the counter
@@ -180,6 +181,7 @@ class TortureMachine:
     """Implements ``Machine``. With ``token`` it is a real process that can be killed; without, only an object."""
 
     confinement = CONFINEMENT
+    by_pid: ClassVar[dict[int, TortureMachine]] = {}  # those of this process that are alive
 
     def __init__(self, name: str, base: Pages, disk: object, token: str | None, *, tells_writes: bool = False) -> None:
         self.name = name
@@ -197,6 +199,7 @@ class TortureMachine:
         self._events: asyncio.Queue[MachineEvent | None] = asyncio.Queue()
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self.agent: TortureAgent | None = None
         if token is not None:
             self._start(token)
 
@@ -206,6 +209,8 @@ class TortureMachine:
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._died, "killed by signal 9")
+        self.agent = TortureAgent(token)
+        self.by_pid[self.pid] = self
 
     # -------------------------------------------------------------------------------------------------------------- guest
 
@@ -360,6 +365,10 @@ class TortureMachine:
     async def usage(self) -> Any:
         raise NotImplementedError("nobody asks a torture machine what it costs")
 
+    def kill_agent(self) -> None:
+        assert self.agent is not None
+        self.agent.kill()
+
     def check_alive(self) -> None:
         if self.state is MachineState.DEAD:
             raise MachineDied(f"Machine {self.name} is dead.")
@@ -380,6 +389,9 @@ class TortureMachine:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+        if self.agent is not None:
+            self.agent.end()
+            del self.by_pid[self.pid]
         self._events.put_nowait(MachineEvent(EventKind.EXITED, detail))
         self._events.put_nowait(None)
 
@@ -392,6 +404,8 @@ class TortureLink:
         self.generation = generation
         self._heard = 0  # what this connection was told last: it never goes back
         self._operations = 0
+        if machine.agent is not None:
+            machine.agent.reconnect()  # a handshake asks until somebody answers
 
     async def write_file(self, path: str, content: AsyncIterator[bytes], *, mode: int | None = None) -> FileWritten:
         value = b"".join([chunk async for chunk in content])
@@ -408,11 +422,18 @@ class TortureLink:
         yield proof.to_bytes()
 
     def _ask(self) -> None:
-        self.machine.check_alive()
+        self._reach()
         self._operations += 1
         self.machine.step()
 
+    def _reach(self) -> None:
+        """A call, of which the agent is the other end. It answers nothing while the machine stands still."""
+        self.machine.check_alive()
+        if self.machine.agent is not None:
+            self.machine.agent.ask()
+
     async def stand_still(self) -> bool:
+        self._reach()
         self.machine.step()
         return True
 
@@ -420,16 +441,16 @@ class TortureLink:
         return None
 
     async def thaw(self) -> float:
-        self.machine.check_alive()
+        self._reach()
         self.machine.step()
         return 0.0
 
     async def sync(self, **_: object) -> int:
-        self.machine.check_alive()
+        self._reach()
         return 0
 
     async def cpu_s(self) -> float:
-        self.machine.check_alive()
+        self._reach()
         return float(self._operations)
 
     async def ping(self) -> float:

@@ -130,10 +130,11 @@ class Server:
             raise Violation(f"begun and never ended: {unfinished}")
         if freed := self.node.store.sweep():
             raise Violation(f"{freed} bytes of files were unreachable and still there after a sweep")
-        self._check_processes({machine.pid for machine in machines.values()})
+        agents = {machine.agent.pid for machine in machines.values() if machine.agent is not None}
+        self._check_processes({machine.pid for machine in machines.values()} | agents)
 
     def _check_processes(self, ours: set[int]) -> None:
-        """No machine of this home but those that we have; one that is about to end is waited for."""
+        """No machine of this home, and no agent, but those that we have; one that is about to end is waited for."""
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) in ours:
                 continue

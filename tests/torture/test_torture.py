@@ -40,7 +40,14 @@ async def test_servers_and_machines_survive_sigkill_at_named_points_and_at_any_t
         *(f"{point.value} server" for point in (CrashPoint.WAKE_RECORDED, CrashPoint.START_RESTORED, CrashPoint.START_REPORTED)),
         *(f"{point.value} server" for point in (CrashPoint.CAPTURE_COPIED, CrashPoint.CAPTURE_WRITTEN)),
         *(f"{point.value} server" for point in (CrashPoint.CAPTURE_PUBLISHED, CrashPoint.CAPTURE_REPORTED)),
-        *("start.running vmm", "capture.paused vmm", "capture.reported database", "kill.working", "clock.back"),
+        *(
+            "start.running vmm",
+            "capture.paused vmm",
+            "capture.copied agent",
+            "capture.reported database",
+            "kill.working",
+            "clock.back",
+        ),
     )
     table = await run(Plan(ROUNDS_OF_KILLS, SEED, kinds=("kills",), points=points))
     assert table.violations == []
