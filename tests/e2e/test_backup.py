@@ -114,7 +114,14 @@ def test_a_server_comes_back_from_its_backup(saved: Saved, empty: Place) -> None
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("point", [CrashPoint.RESTORE_MARKED, CrashPoint.RESTORE_FETCHED, CrashPoint.RESTORE_SETTLED])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(CrashPoint.RESTORE_MARKED, marks=pytest.mark.long),
+        CrashPoint.RESTORE_FETCHED,
+        pytest.param(CrashPoint.RESTORE_SETTLED, marks=pytest.mark.long),
+    ],
+)
 def test_a_restore_that_was_killed_goes_on(saved: Saved, empty: Place, point: CrashPoint) -> None:
     empty.crash_file.write_text(f"{point.value} {Victim.SERVER.value} 1")
     killed = cli(empty, "restore", str(saved.backups))

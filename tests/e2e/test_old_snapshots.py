@@ -19,7 +19,7 @@ from tests.contract.machines.conftest import qemu_binaries
 from tests.e2e.crashing import Keeper, Place
 from tests.e2e.shared_images import share_images
 
-pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.qemu, pytest.mark.long, pytest.mark.timeout(1800)]
 #: A cold boot, and the golden before it, take a minute on a busy host.
 PATIENT = {"PERDURE_WAKE_DEADLINE_S": "600"}
 

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from inspect import iscoroutinefunction
 from typing import Any
 
+import pytest
+
 from perdure.db.database import Database, Transaction
 from tests.fakes.node import FakeNode
 
@@ -126,6 +128,11 @@ class FusedCalls:
 
 def fused_node(fuse: Fuse, node: FakeNode) -> FusedCalls:
     return FusedCalls(lambda: fuse, "node", node, ("start", "capture", "stop", "salvage", "delete_snapshots"))
+
+
+def steps(short: int) -> list[Any]:
+    """The parameter ``step`` of a test: every ``short``-th point as a rule, each of them in the long form."""
+    return [pytest.param(short, id=f"at 1 of {short}"), pytest.param(1, id="at each", marks=pytest.mark.long)]
 
 
 async def killed_everywhere(kill: Callable[[int | None], Awaitable[Fuse]], step: int = 1) -> tuple[Fuse, Counter[str]]:

@@ -26,7 +26,7 @@ from perdure.journal.entries import Journal
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.workspaces.model import WorkspaceState
 from tests.integration.backup.conftest import Restoration, World, empty_url, small_world
-from tests.simulation.fuse import Fuse, FusedCalls, FusedDatabase, FusedTransaction, killed_everywhere
+from tests.simulation.fuse import Fuse, FusedCalls, FusedDatabase, FusedTransaction, killed_everywhere, steps
 from tests.torture.server import CTX
 
 VALUES = {"awake": 7, "asleep": 7, "new": 0}
@@ -175,12 +175,9 @@ async def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield Saved(world, monkeypatch)
 
 
-EACH = pytest.param(1, id="at each", marks=pytest.mark.long)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [pytest.param(7, id="at every seventh"), EACH])
+@pytest.mark.parametrize("step", steps(7))
 async def test_killed_at_every_point_of_a_backup(saved: Saved, step: int) -> None:
     whole, fired = await killed_everywhere(saved.kill_backup, step)
     assert {"in transaction, before backup.hold", "before backup.let_go", "after dump.dump", "after place.put"} <= set(
@@ -191,7 +188,7 @@ async def test_killed_at_every_point_of_a_backup(saved: Saved, step: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [pytest.param(12, id="at every twelfth"), EACH])
+@pytest.mark.parametrize("step", steps(12))
 async def test_killed_at_every_point_of_a_restore(saved: Saved, step: int) -> None:
     await saved.world.back_up()
     whole, fired = await killed_everywhere(saved.kill_restore, step)

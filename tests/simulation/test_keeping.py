@@ -13,7 +13,7 @@ from perdure.db.database import Database
 from perdure.wire.node import Activity
 from perdure.workspaces import lineage
 from perdure.workspaces.model import Configuration
-from tests.simulation.fuse import Fuse, killed_everywhere
+from tests.simulation.fuse import Fuse, killed_everywhere, steps
 from tests.simulation.world import Simulation, kill_in
 
 
@@ -104,8 +104,9 @@ async def scenario(simulation: Keeping) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("node_too", "step"), [(True, 1), (False, 4)], ids=["with its machines", "alone, at every fourth"])
-async def test_killed_at_every_point_of_keeping(database: Database, node_too: bool, step: int) -> None:
+@pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
+@pytest.mark.parametrize("step", steps(5))
+async def test_killed_at_every_point_of_keeping(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Keeping(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
 

@@ -13,7 +13,7 @@ from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
 from perdure.wire.objects import ItemState, Scope
 from tests.fakes.second_home import FakeBucket, FakeSecondHome
-from tests.simulation.fuse import Fuse, FusedCalls, killed_everywhere
+from tests.simulation.fuse import Fuse, FusedCalls, killed_everywhere, steps
 from tests.simulation.world import PATH, Simulation, kill_in
 
 #: Calls that change something have two points, as those of the node have.
@@ -115,10 +115,9 @@ async def scenario(simulation: TwoHomes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("node_too", "step"), [(True, 2), (False, 9)], ids=["with its machines, at every second", "alone, at every ninth"]
-)
-async def test_killed_at_points_of_both_homes(database: Database, node_too: bool, step: int) -> None:
+@pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
+@pytest.mark.parametrize("step", steps(7))
+async def test_killed_at_every_point_of_both_homes(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(TwoHomes(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
 

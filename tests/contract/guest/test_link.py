@@ -101,7 +101,8 @@ async def test_a_wake_reports_what_runs_and_drops_what_was_connected(pair: tuple
     tasks: list[asyncio.Task[None]] = []
     place.on_stream = on_stream
     program = "import socket;s=socket.create_connection(('127.0.0.1',7071));s.sendall(b'x');print(s.recv(1))"
-    client = await place.guest.start_exec(ExecSpec(new_id(), argv=("python3", "-c", program)))
+    # It outlives its connection: it may lose that before the wake asks what runs.
+    client = await place.guest.start_exec(ExecSpec(new_id(), shell=f'python3 -c "{program}"; read go', stdin=True))
     await asyncio.wait_for(accepted.wait(), DEADLINE_S)
     await place.link.close()
 
@@ -111,7 +112,9 @@ async def test_a_wake_reports_what_runs_and_drops_what_was_connected(pair: tuple
     assert report.connections_dropped == 1
     assert set(report.execs_running) == {running.exec_id, client.exec_id}
     assert report.execs_lost == ()
-    done = await collect(await link.attach_exec(client.exec_id))
+    again = await link.attach_exec(client.exec_id)
+    await again.write_stdin(b"\n")
+    done = await collect(again)
     assert b"ConnectionResetError" in done.stderr
     await link.close()
 
