@@ -139,7 +139,9 @@ def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillP
             with one_writes:
                 offsets = writer.append(frames) if frames else []
                 flushes.look()
-            return kept, zeros, _Appended(writer.segment_id, pages, offsets, *_sizes(frames))
+            appended = _Appended(writer.segment_id, pages, [], [], [])
+            appended.add(frames, offsets)
+            return kept, zeros, appended
 
         parts = [threads.submit(record_part, at) for at in range(0, max(1, len(still)), _STILL_PAGES)]
         try:
@@ -162,12 +164,7 @@ def _make_ready(
     unchanged, kept = _unchanged_by_frame(readers, last, base, (written, content), hashes)
     zeros, chunks = _sorted_out(base, written, content, unchanged, map)
     frames = [_encode(written, content, chunk, base, hashes) for chunk in chunks]
-    return kept, zeros, np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)]), frames
-
-
-def _sizes(frames: Sequence[EncodedFrame]) -> tuple[list[int], list[int]]:
-    """Their lengths, and how many pages are in them."""
-    return [frame.size for frame in frames], [frame.count for frame in frames]
+    return kept, zeros, _pages_in(chunks, written), frames
 
 
 def _record_lately(
@@ -374,6 +371,16 @@ class _Appended:
     lengths: list[int]
     counts: list[int]
 
+    def add(self, frames: Sequence[EncodedFrame], offsets: Sequence[int]) -> None:
+        self.offsets.extend(offsets)
+        self.lengths.extend(frame.size for frame in frames)
+        self.counts.extend(frame.count for frame in frames)
+
+
+def _pages_in(chunks: Sequence[_Chunk], written: PageNumbers) -> PageNumbers:
+    """The pages of these frames, one frame after the other."""
+    return np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
+
 
 def _unchanged_by_frame(
     readers: SegmentReaders, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], hashes: Hashes
@@ -400,14 +407,11 @@ def _append(written: PageNumbers, content: Pages, chunks: list[_Chunk], base: Ba
     def encode(chunk: _Chunk) -> EncodedFrame:
         return _encode(written, content, chunk, base, None)
 
-    pages = np.concatenate([written[:0], *(written[chunk.rows] for chunk in chunks)])
-    done = _Appended(writer.segment_id, pages, [], [], [])
+    done = _Appended(writer.segment_id, _pages_in(chunks, written), [], [], [])
     encoded = threads.map(encode, chunks)
     with Flushes(writer) as flushes:
         while some := list(itertools.islice(encoded, _FRAMES_PER_WRITE)):
-            done.offsets.extend(writer.append(some))
-            done.lengths.extend(frame.size for frame in some)
-            done.counts.extend(frame.count for frame in some)
+            done.add(some, writer.append(some))
             flushes.look()
     return done
 
