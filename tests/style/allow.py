@@ -12,8 +12,7 @@ ALLOW: dict[str, dict[str, str]] = {
     },
     "process": {
         "src/perdure/cli/daemon.py": "up --detach starts the server in a process of its own",
-        "src/perdure/db/programs.py": "runs the wheel's own initdb, pg_ctl and the like (ADR 4)",
-        "src/perdure/images/command.py": "the image build's one way to run a tool; others of images call it",
+        "src/perdure/core/programs.py": "starts a short program: an image build's tools, PostgreSQL's own (ADR 4)",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
         "src/perdure/guest/control.py": "grows the user's file system with the agent disk's own resize2fs",
         "src/perdure/guest/launch.py": "the last step of a user's command: exec in its own process",

@@ -20,6 +20,7 @@ from typing import Literal
 import psycopg
 
 from perdure.core.errors import DeadlineExceeded, HostUnfit
+from perdure.core.programs import end, start
 
 USER = "perdure"
 SYSTEM_USER = "perdure-db"
@@ -49,7 +50,7 @@ class Programs:
         """Run one of them as the account; returns its exit code and merged output."""
         account = self.account
         who = {"user": account.uid, "group": account.gid, "extra_groups": []} if account.drop else {}
-        process = await asyncio.create_subprocess_exec(
+        process = await start(
             *account.prefix,
             str(self.directory / program),
             *arguments,
@@ -58,8 +59,7 @@ class Programs:
             stderr=asyncio.subprocess.STDOUT,
             cwd=cwd,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"},
-            start_new_session=True,  # Ctrl-C at the terminal is for us, not for the database
-            **who,  # type: ignore[arg-type]
+            **who,
         )
         output, _ = await process.communicate()
         return process.returncode or 0, output.decode(errors="replace")
@@ -87,20 +87,18 @@ class Programs:
 async def run_client(path: Path, *arguments: str, environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a program that only speaks to a server, as who we are; returns its exit code and merged output. One that is given up is
     killed."""
-    process = await asyncio.create_subprocess_exec(
+    process = await start(
         str(path),
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC", **environment},
-        start_new_session=True,  # Ctrl-C at the terminal is for us
     )
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
+        await end(process)
         raise
     return process.returncode or 0, output.decode(errors="replace")
 
@@ -136,7 +134,7 @@ async def _system_user() -> pwd.struct_passwd:
         pass
     useradd = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin")
     if useradd is not None:
-        process = await asyncio.create_subprocess_exec(
+        process = await start(
             *(useradd, "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
             *("--shell", "/usr/sbin/nologin", SYSTEM_USER),
             stdin=asyncio.subprocess.DEVNULL,

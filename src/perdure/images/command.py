@@ -10,6 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from perdure.core import programs
 from perdure.core.errors import BuildFailed, HostUnfit
 
 TAIL_LINES = 25
@@ -52,13 +53,12 @@ async def run(
 
     Raises CommandFailed when it fails. Cancelled, it ends the command's whole process group before it returns.
     """
-    process = await asyncio.create_subprocess_exec(
+    process = await programs.start(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=env,
-        start_new_session=True,
         limit=_LINE_LIMIT,
     )
     last: deque[str] = deque(maxlen=tail)
