@@ -22,7 +22,10 @@ _EVENTS = {
     "promote": "takes over",
     "promoted": "promoted",
 }
-_KINDS = {"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"}
+_KINDS = {
+    **{"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"},
+    "fork-failed": "fork failed",
+}
 _CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s")
 _REASONS = {"guest-reboot": "it rebooted itself", "not-quiesced": "programs were moving when it was captured"}
 _LONGEST = 200  # characters of a detail: some carry a tool's output
@@ -118,6 +121,10 @@ def _forked(_entry: public.LogEntry, body: Body) -> list[str]:
     return ["into " + ", ".join(map(str, body.get("branches") or ())), _by(body)]
 
 
+def _fork_failed(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [f"there is no {body.get('branch')}: {body.get('detail')}".removesuffix(".")]
+
+
 def _resized(_entry: public.LogEntry, body: Body) -> list[str]:
     return [f"disk {body.get('was')} → {body.get('disk_gib')} GiB, at its next disk boot"]
 
@@ -149,6 +156,7 @@ _TELLERS = {
     "creating": _created,
     "checkpoint": _checkpoint,
     "forked": _forked,
+    "fork-failed": _fork_failed,
     "resized": _resized,
     "keep-awake": _kept,
     "configured": _configured,

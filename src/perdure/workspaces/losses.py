@@ -208,7 +208,11 @@ class Losses:
 
     async def free(self, owner: Owner, at: Record, event: Event, change: Change) -> Record:
         """→ deleted: the name is free, the machine goes without being kept, snapshots nobody else needs are marked."""
+        parent = await self._disappointed(at, event)
         async with self._store.database.transaction() as tx:
+            if parent is not None:
+                body = {"branch": at.workspace.name, "branch_id": at.id, "detail": change.detail}
+                await self._store.note(tx, parent, "fork-failed", body)
             record = await self._store.move(at, event, change, tx)
             await self._store.free(tx, at.id)
         crashpoint(CrashPoint.DELETE_RECORDED)
@@ -220,3 +224,10 @@ class Losses:
         except PerdureError as error:
             _log.warning("the machine of deleted workspace %s is left to the reconciler: %s", at.id, error.message)
         return record
+
+    async def _disappointed(self, at: Record, event: Event) -> Record | None:
+        """Whose thread says that it was forked into this branch, which now will never be."""
+        parent_id = at.workspace.parent_id
+        if at.state is not WorkspaceState.CREATING or event is Event.DELETE or parent_id is None:
+            return None
+        return await self._store.by_id(parent_id)

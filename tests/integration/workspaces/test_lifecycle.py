@@ -193,6 +193,27 @@ async def test_a_branch_that_fails_does_not_fail_the_others(plane: ControlPlane)
     failed = [outcome for outcome in outcomes if isinstance(outcome, PerdureError)]
     assert [error.code for error in failed] == ["restore_failed"]
     assert len(await plane.service.find(CTX)) == 3, "the parent and two branches; the failed one freed its name"
+    forked, told = (await plane.service.log(CTX, "demo"))[-2:]
+    assert (forked.kind, told.kind) == ("forked", "fork-failed")
+    assert told.body["branch"] in forked.body["branches"]
+    assert told.body["branch"] not in {found.name for found in await plane.service.find(CTX)}
+    assert told.body["detail"] == "It was not created: It would not load."
+
+
+async def test_a_fork_that_a_crash_cut_off_is_told_too(plane: ControlPlane) -> None:
+    await plane.create()
+    plane.node.gate = asyncio.Event()
+    plane.node.entered.clear()
+    forking = asyncio.create_task(plane.service.fork(CTX, "demo", 1, names=("child",)))
+    await plane.node.entered.wait()
+    await plane.crash()
+    forking.cancel()
+    await asyncio.gather(forking, return_exceptions=True)
+    await plane.restart()
+    told = [entry.body for entry in await plane.service.log(CTX, "demo") if entry.kind == "fork-failed"]
+    assert [(body["branch"], body["detail"]) for body in told] == [("child", "Its creation was interrupted.")]
+    await plane.restart()
+    assert len([entry for entry in await plane.service.log(CTX, "demo") if entry.kind == "fork-failed"]) == 1
 
 
 async def test_fork_refuses_a_snapshot_of_moving_programs(plane: ControlPlane) -> None:
