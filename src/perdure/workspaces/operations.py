@@ -82,7 +82,7 @@ class Operations:
     async def plan_wake(self, at: Record, point: Point | None = None) -> Plan:
         """How a sleeping workspace starts again: from its head, or from ``point``."""
         workspace = at.workspace
-        asleep_s = max(0.0, (at.now - workspace.state_changed_at).total_seconds())
+        asleep_s = await self._asleep_s(at)
         is_rewound = at.lost_branch or point is not None or at.rewound.startswith((NODE_GONE, RESTORED, RECOVERED))
         disk = DiskFate.REWOUND if is_rewound else DiskFate.KEPT
         point = point or at.head
@@ -98,15 +98,22 @@ class Operations:
         reason = "not-quiesced" if point.has_memory else "no-memory-in-snapshot"
         return Plan(FromDisk(point.id, reason), workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
 
-    @staticmethod
-    def plan_disk_boot(at: Record, reason: str) -> Plan:
+    async def plan_disk_boot(self, at: Record, reason: str) -> Plan:
         """A cold boot of the head's disk; the wanted disk size takes effect."""
         point = at.head
         disk = DiskFate.REWOUND if at.lost_branch else DiskFate.KEPT
-        asleep_s = max(0.0, (at.now - at.workspace.state_changed_at).total_seconds())
         foreign = point is None or _is_foreign(at, point)
         source = FromDisk(point.id if point else None, reason)
-        return Plan(source, at.workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
+        return Plan(source, at.workspace.disk_gib, foreign, disk=disk, asleep_s=await self._asleep_s(at))
+
+    async def _asleep_s(self, at: Record) -> float:
+        """Since it stopped being awake. What failed since then has changed its state again, and only its thread knows how long
+        ago that was; it is not read for a wake after a sleep without mishap."""
+        since, report = at.workspace.state_changed_at, at.report
+        has_tried = report is None or report.generation != at.generation or at.state is WorkspaceState.FAILED
+        if has_tried and at.state is not WorkspaceState.CREATING:
+            since = await self._store.asleep_since(at)
+        return max(0.0, (at.now - since).total_seconds())
 
     async def wake(self, owner: Owner, at: Record, event: Event, plan: Plan, change: Change | None = None) -> Record:
         """hibernated or failed → waking (a new generation) → running."""
@@ -117,7 +124,7 @@ class Operations:
     async def reboot(self, owner: Owner, at: Record) -> Record:
         """The guest rebooted: a supervised disk boot of the overlay it was writing, at a new generation."""
         owner.live = None
-        plan = self.plan_disk_boot(at, "guest-reboot")
+        plan = await self.plan_disk_boot(at, "guest-reboot")
         plan = replace(plan, new_identity=False, disk=DiskFate.KEPT, asleep_s=0.0, take_over_generation=at.generation)
         return await self.wake(owner, at, Event.GUEST_REBOOTED, plan, Change(body={"reason": "guest-reboot"}))
 

@@ -378,7 +378,7 @@ class WorkspaceService:
         if how is Recovery.REWIND:
             return await self._recover_before(owner, at)
         disk_only = how is Recovery.DISK_BOOT
-        plan = self._operations.plan_disk_boot(at, "requested") if disk_only else await self._operations.plan_wake(at)
+        plan = await (self._operations.plan_disk_boot(at, "requested") if disk_only else self._operations.plan_wake(at))
         return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value}))
 
     async def _recover_before(self, owner: Owner, at: Record) -> Record:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -225,6 +226,12 @@ class WorkspaceStore:
             **{"id": at.id, "generation": at.generation, "state": at.state.value},
             **{"detail": detail, "body": canonical({"state": at.state.value, "detail": detail})},
         )
+
+    async def asleep_since(self, at: Record) -> datetime:
+        """When it stopped being awake, whatever has been tried since."""
+        row = await self.database.one("workspaces.asleep_since", id=at.id)
+        since: datetime = at.workspace.state_changed_at if row is None else row["at"]
+        return since
 
     async def resize(self, at: Record, disk_gib: int, tx: Transaction | None = None) -> Record | None:
         """None when that would shrink the disk."""

@@ -60,6 +60,37 @@ async def test_sleep_and_wake_keep_memory_and_disk(plane: ControlPlane) -> None:
     assert (await plane.service.report(CTX, "demo")).generation == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("failure", [NoSpace("The disk is full."), RestoreFailed("It would not load."), MachineDied("It died.")])
+async def test_a_wake_that_failed_does_not_shorten_the_sleep(plane: ControlPlane, failure: PerdureError) -> None:
+    await plane.create()
+    await plane.service.sleep(CTX, "demo")
+    plane.database.shift_clock(1000)
+    plane.node.fail("start", failure, failure)
+    for how in (Recovery.RETRY, Recovery.DISK_BOOT):
+        with pytest.raises(type(failure)):
+            await plane.service.recover(CTX, "demo", how)
+        plane.database.shift_clock(1000)
+    _, report = await plane.service.recover(CTX, "demo", Recovery.DISK_BOOT)
+    assert report.asleep_s >= 3000
+    await plane.service.sleep(CTX, "demo")
+    _, report = await plane.service.wake(CTX, "demo")
+    assert report.asleep_s < 1000, "the next sleep is counted from its own beginning"
+
+
+async def test_a_branch_that_began_asleep_sleeps_since_then(plane: ControlPlane) -> None:
+    await plane.create()
+    await plane.service.checkpoint(CTX, "demo", name="early")
+    await plane.write("demo", "/file", b"late")
+    _, report = await plane.service.rewind(CTX, "demo", "early")
+    assert report.kept_branch is not None
+    plane.database.shift_clock(1000)
+    plane.node.fail("start", NoSpace("The disk is full."))
+    with pytest.raises(NoSpace):
+        await plane.service.wake(CTX, report.kept_branch)
+    _, report = await plane.service.wake(CTX, report.kept_branch)
+    assert report.asleep_s >= 1000
+
+
 async def test_a_sleeping_one_that_is_told_to_sleep_returns_its_head(plane: ControlPlane) -> None:
     await plane.create()
     _, first = await plane.service.sleep(CTX, "demo")

@@ -112,6 +112,16 @@ update workspaces set state_detail = %(detail)s
 where id = %(id)s and generation = %(generation)s and state = %(state)s
 returning journal_append(tenant_id, id, 'detail', generation, %(body)s) as seq;
 
+-- name: asleep_since
+-- When a workspace stopped being awake, or began asleep: the last entry of its thread that leads there. What a wake that failed
+-- leaves leads out of waking, and is passed over.
+select at from journal
+where workspace_id = %(id)s
+  and (kind in ('restored', 'recovered')
+       or (body->>'to' in ('hibernated', 'failed', 'waking') and coalesce(body->>'from', '') in ('', 'running', 'hibernating')))
+order by seq desc
+limit 1;
+
 -- name: resize
 -- The wanted size of the disk: grows only.
 update workspaces set disk_gib = %(disk_gib)s
