@@ -155,6 +155,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             images=_ApiImages(control.images, control.node),
             backups=_ApiBackups(control.backups),
             doctor=lambda: examine(settings, control.driver, control.images.store),
+            foresee_egress=control.dialer.foresee,
             authenticate=single_key(key),
             settings=settings,
             clock=clock,
@@ -194,6 +195,7 @@ class _ControlPlane:
     backups: BackupService
     driver: QemuDriver
     node: NodeSupervisor
+    dialer: Dialer
 
 
 @asynccontextmanager
@@ -202,6 +204,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     driver = _driver(settings)
     image_store = ImageStore(settings.images)
     guest_app = _LateApp()
+    dialer = Dialer(EgressRules.parse(settings.egress_private_allow))
     node = NodeSupervisor(
         NodeParts(
             node_id=_node_id(settings, clock),
@@ -211,7 +214,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
             images=image_store,
             objects=await _objects(settings, clock, database),
-            egress=EgressGateway(Dialer(EgressRules.parse(settings.egress_private_allow)), audit=_audit),
+            egress=EgressGateway(dialer, audit=_audit),
             selfservice=SelfService(guest_app, report=_report_defect),
         )
     )
@@ -240,7 +243,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, backups, driver, node)
+        yield _ControlPlane(workspaces, images, backups, driver, node, dialer)
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:

@@ -27,6 +27,8 @@ from perdure.core.errors import (
     Unavailable,
 )
 from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.gateway.addresses import IPAddress
+from perdure.gateway.egress import Dialer
 from perdure.wire import node, public
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
@@ -481,4 +483,13 @@ async def _doctor() -> public.DoctorReport:
 def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
     """Services whose key is ``KEY``."""
     workspaces = FakeWorkspaces()
-    return Services(workspaces, FakeImages(), FakeBackups(), _doctor, single_key(KEY), settings, SystemClock()), workspaces
+    dialer = Dialer(resolver=_nobody)
+    services = Services(
+        *(workspaces, FakeImages(), FakeBackups(), _doctor, dialer.foresee, single_key(KEY)),
+        *(settings, SystemClock()),
+    )
+    return services, workspaces
+
+
+async def _nobody(_name: str) -> list[IPAddress]:
+    return []

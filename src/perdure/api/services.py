@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,12 +44,14 @@ class Backups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time."""
+    """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time.
+    ``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why."""
 
     workspaces: Workspaces
     images: Images
     backups: Backups
     doctor: Callable[[], Awaitable[public.DoctorReport]]
+    foresee_egress: Callable[[Iterable[str]], Awaitable[list[str]]]
     authenticate: Callable[[str], str | None]
     settings: Settings
     clock: Clock

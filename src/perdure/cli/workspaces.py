@@ -100,9 +100,11 @@ def create(
     }
     made = asyncio.run(_make(name, exist_ok, options, quiet=as_json))
     if as_json:
-        dump({"workspace": made.info, "report": made.report})
+        dump({"workspace": made.info, "report": made.report, "warnings": made.warnings})
         return
     info = made.info
+    for warning in made.warnings:
+        note(f"[yellow]![/] {markup(warning)}")
     say(f"[bold]{markup(info.name)}[/] is awake: {_shape(info)}, {info.isolation or 'isolation unknown'}")
 
 

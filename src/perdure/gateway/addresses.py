@@ -103,5 +103,12 @@ def classify(address: IPAddress, own: Collection[IPAddress] = ()) -> AddressKind
     return kind or (AddressKind.OWN if address in own else AddressKind.PUBLIC)
 
 
+def classify_network(network: IPNetwork) -> AddressKind | None:
+    """The kind of all of its addresses; None when they are of several kinds, or public."""
+    rows = _V4 if network.version == 4 else _V6
+    first, last = network[0], network[-1]
+    return next((kind for row, kind in rows if first in row and last in row), None)
+
+
 def _lookup(address: IPAddress, table: tuple[tuple[IPNetwork, AddressKind], ...]) -> AddressKind | None:
     return next((kind for network, kind in table if address in network), None)

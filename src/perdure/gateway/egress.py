@@ -23,7 +23,7 @@ from typing import Protocol
 from perdure.core.errors import Busy, Forbidden, InvalidRequest, MachineFailed, PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import WorkspaceId
 from perdure.gateway.addresses import IPAddress
-from perdure.gateway.rules import NOTHING, EgressRules, Policy, not_allowed, parse_host, show
+from perdure.gateway.rules import NOTHING, EgressRules, Policy, not_allowed, parse_entry, parse_host, show
 from perdure.gateway.streams import Generations, SocketStream, pump
 from perdure.wire.node import ByteStream, Identity
 
@@ -111,6 +111,7 @@ class EgressLimits:
     streams_per_workspace: int = 256
     resolve_deadline_s: float = 5.0
     connect_deadline_s: float = 10.0
+    foresight_s: float = 1.0  # what a create waits for names to be looked up
     next_address_after_s: float = 0.25  # RFC 8305: start the next attempt while the last one is still pending
 
 
@@ -187,6 +188,24 @@ class Dialer:
         if not allowed:
             raise EgressRefused(next(refusal for refusal in verdicts.values() if refusal is not None))
         return await self._connect(f"{show(target)}:{port}", interleave(allowed)[:MAX_ADDRESSES], port)
+
+    async def foresee(self, allow: Iterable[str]) -> list[str]:
+        """Why entries of an allow list lead nowhere as the operator's list is now, a sentence for each. Names are looked up one
+        after the other, so that a resolver that hangs costs one thread; one that is not found in time says nothing."""
+        entries = sorted(map(parse_entry, allow), key=lambda entry: entry.name is not None)
+        policy = Policy(EgressRules(frozenset(entries)), self._operator, self._own())
+        said: list[str | None] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.foresight_s):
+                for entry in entries:
+                    said.append(policy.refuses_all(entry, await self._found(entry.name)))
+        return [sentence for sentence in said if sentence is not None]
+
+    async def _found(self, name: str | None) -> Sequence[IPAddress]:
+        try:
+            return await self._resolve(name) if name is not None else ()
+        except (OSError, UnicodeError):
+            return ()
 
     async def _lookup(self, name: str) -> Sequence[IPAddress]:
         try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
 
 from perdure.core.errors import InvalidRequest
-from perdure.gateway.addresses import NEVER, AddressKind, IPAddress, IPNetwork, classify
+from perdure.gateway.addresses import NEVER, AddressKind, IPAddress, IPNetwork, classify, classify_network
 
 MAX_ENTRIES = 1000
 _LABEL = re.compile(r"^[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?$")
@@ -152,6 +152,11 @@ class EgressRules:
     def covers_address(self, address: IPAddress, port: int) -> bool:
         return any(entry.covers_address(address, port) for entry in self.entries)
 
+    def touches(self, network: IPNetwork, port: int) -> bool:
+        """Whether an entry covers any address of that network."""
+        covered = [e.network for e in self.entries if e.port == port and e.network is not None]
+        return any(one[0] in network or network[0] in one for one in covered)
+
     def names_exactly(self, address: IPAddress, port: int) -> bool:
         """Whether an entry is this one address and port, not a network that happens to contain it."""
         return any(e.is_single_address and e.covers_address(address, port) for e in self.entries)
@@ -182,7 +187,7 @@ class Policy:
             return None
         why = f"{show(host)}:{port} is refused: {address} is a {kind} address, "
         if kind in NEVER:
-            return why + "to which no workspace connects."
+            return why + _NOBODY
         # A metadata service hands out the node's credentials: only an operator who wrote that very address means it.
         if kind is AddressKind.METADATA:
             granted = by_address and self.operator.names_exactly(address, port)
@@ -190,7 +195,36 @@ class Policy:
         granted = (by_name and self.operator.covers_name(host, port)) or (
             by_address and self.operator.covers_address(address, port)
         )
-        return None if granted else why + f"which the operator must allow too (PERDURE_EGRESS_PRIVATE_ALLOW={show(host)}:{port})."
+        return None if granted else why + _operator_too(f"{show(host)}:{port}")
+
+    def refuses_all(self, entry: Entry, found: Collection[IPAddress]) -> str | None:
+        """Why nothing gets through that this entry of the rules allows; None when something may. ``found``: where its name
+        leads. What lies below a wildcard is not known."""
+        network = entry.network
+        if network is not None and not entry.is_single_address:
+            return self._refuses_network(network, entry.port)
+        host = entry.name if network is None else network[0]
+        if host is None:
+            return None
+        refusals = [self.refuses(host, address, entry.port) for address in (found if isinstance(host, str) else (host,))]
+        return next(iter(refusals), None) if all(refusals) else None
+
+    def _refuses_network(self, network: IPNetwork, port: int) -> str | None:
+        kind = classify_network(network)
+        if kind is None:
+            return None
+        where = f"[{network}]:{port}" if network.version == 6 else f"{network}:{port}"
+        why = f"{where} is refused: these are {kind} addresses, "
+        if kind in NEVER:
+            return why + _NOBODY
+        return None if self.operator.touches(network, port) else why + _operator_too(where)
+
+
+_NOBODY = "to which no workspace connects."
+
+
+def _operator_too(where: str) -> str:
+    return f"which the operator must allow too (PERDURE_EGRESS_PRIVATE_ALLOW={where})."
 
 
 def not_allowed(host: str | IPAddress, port: int) -> str:

@@ -10,7 +10,9 @@ import pytest
 
 from perdure.core.errors import NoSpace
 from tests.fakes.api_server import FakeServer
-from tests.integration.api.test_cli import PROGRAM, environment
+from tests.integration.api.test_cli import PROGRAM, Run, environment, perdure
+
+__all__ = ["perdure"]  # the fixture
 
 
 def create_held_up(server: FakeServer, options: str = "") -> subprocess.Popen[str]:
@@ -54,6 +56,17 @@ def test_a_refusal_that_takes_its_time_is_all_that_is_said(server: FakeServer) -
         let_go(server)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (1, "", "Error: The disk is full.\nMake room.\n")
+
+
+def test_what_is_allowed_in_vain_is_told(perdure: Run) -> None:
+    said = (
+        "127.0.0.1:8080 is refused: 127.0.0.1 is a loopback address, which the operator must allow too "
+        "(PERDURE_EGRESS_PRIVATE_ALLOW=127.0.0.1:8080)."
+    )
+    made = perdure("create demo --allow 127.0.0.1:8080 --allow example.org:443")
+    assert (made.code, made.err) == (0, f"! {said}\n")
+    assert perdure("create other --allow 127.0.0.1:8080 --json").json["warnings"] == [said]
+    assert perdure("create third --json").json["warnings"] == []
 
 
 def test_a_create_that_is_interrupted_says_that_it_goes_on(server: FakeServer) -> None:

@@ -46,6 +46,14 @@ def test_life_of_a_workspace(client: Client) -> None:
         ws.refresh()
 
 
+def test_a_create_says_what_it_allows_in_vain(client: Client) -> None:
+    ws = Workspace.create("demo", client=client, allow=["packages.example.org:443", "10.0.0.5:5432"])
+    (warning,) = ws.warnings
+    assert "10.0.0.5 is a private address" in warning and "PERDURE_EGRESS_PRIVATE_ALLOW=10.0.0.5:5432" in warning
+    assert ws.info.egress_allow == ["packages.example.org:443", "10.0.0.5:5432"], "the operator may allow it later"
+    assert Workspace.connect("demo", client=client).warnings == []
+
+
 def test_names_of_the_field(client: Client) -> None:
     with Workspace.create("demo", template="base", client=client) as ws:
         ws.pause()

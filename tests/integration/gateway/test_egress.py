@@ -286,6 +286,19 @@ async def test_a_resolver_that_hangs_ends_at_its_deadline() -> None:
         await dialer.open("slow.example", 443, EgressRules.parse(["slow.example:443"]))
 
 
+async def test_what_will_be_refused_is_foreseen_and_a_resolver_that_hangs_hides_no_address() -> None:
+    async def slow(name: str) -> list[IPAddress]:
+        if name == "slow.example":
+            await asyncio.Event().wait()
+        return [ip_address("10.0.0.1")] if name == "in.example" else []
+
+    dialer = Dialer(EgressRules.parse(["10.0.0.3:80"]), limits=EgressLimits(foresight_s=0.05), resolver=slow)
+    allow = ["slow.example:80", "in.example:80", "none.example:80", "10.0.0.3:80", "10.0.0.2:80"]
+    (only,) = await dialer.foresee(allow)
+    assert only.startswith("10.0.0.2:80 is refused")
+    assert [one.partition(" ")[0] for one in await dialer.foresee(allow[1:])] == ["10.0.0.2:80", "in.example:80"]
+
+
 @pytest.mark.parametrize("host", ["", "127.1", "2130706433", "0x7f.1", "a b", "fe80::1%lo", "x" * 300, "\x00", "a:b"])
 async def test_a_host_that_is_none_is_refused_before_any_lookup(host: str) -> None:
     resolver = FakeResolver(["127.0.0.1"])

@@ -170,3 +170,37 @@ def test_a_canonical_host_stays_itself(text: str) -> None:
     except InvalidRequest:
         return
     assert parse_host(str(host)) == host
+
+
+@pytest.mark.parametrize(
+    ("entry", "found", "operator", "said"),
+    [
+        ("db.example:80", ["93.184.216.34"], "", None),
+        ("db.example:80", [], "", None),
+        ("db.example:80", ["10.0.0.5", "93.184.216.34"], "", None),
+        ("db.example:80", ["10.0.0.5"], "", "db.example:80 is refused: 10.0.0.5 is a private address, which the operator must"),
+        ("db.example:80", ["10.0.0.5"], "db.example:80", None),
+        ("db.example:80", ["10.0.0.5"], "db.example:81", "(PERDURE_EGRESS_PRIVATE_ALLOW=db.example:80)"),
+        ("*.in.example:80", [], "", None),
+        ("127.0.0.1:80", [], "", "127.0.0.1:80 is refused: 127.0.0.1 is a loopback address"),
+        ("127.0.0.1:80", [], "127.0.0.0/8:80", None),
+        ("[fd12::1]:80", [], "", "(PERDURE_EGRESS_PRIVATE_ALLOW=[fd12::1]:80)"),
+        ("169.254.169.254:80", [], "169.254.0.0/16:80", "by exactly 169.254.169.254:80"),
+        ("8.8.4.4:80", [], "", "8.8.4.4 is a node's own address"),
+        ("0.0.0.0/0:80", [], "", None),
+        ("93.184.216.0/24:80", [], "", None),
+        ("10.0.0.0/8:80", [], "", "(PERDURE_EGRESS_PRIVATE_ALLOW=10.0.0.0/8:80)"),
+        ("10.0.0.0/8:80", [], "10.1.2.3:80", None),
+        ("10.1.0.0/16:80", [], "10.0.0.0/8:80", None),
+        ("[fd00::/8]:80", [], "10.0.0.0/8:80", "[fd00::/8]:80 is refused: these are private addresses"),
+        ("224.0.0.0/8:80", [], "224.0.0.0/8:80", "to which no workspace connects"),
+    ],
+)
+def test_an_entry_that_leads_nowhere_is_known_before_anybody_tries(
+    entry: str, found: list[str], operator: str, said: str | None
+) -> None:
+    rules = EgressRules.parse([entry])
+    policy = Policy(rules, EgressRules.parse([operator] if operator else []), {ip_address("8.8.4.4")})
+    (parsed,) = rules.entries
+    refusal = policy.refuses_all(parsed, [ip_address(one) for one in found])
+    assert refusal is None if said is None else refusal is not None and said in refusal

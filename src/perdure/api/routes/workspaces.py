@@ -16,8 +16,9 @@ router = APIRouter(prefix="/workspaces", tags=["workspaces"])
 
 
 @router.post("", status_code=201)
-async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.AwakeAnswer:
-    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing."""
+async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.CreatedAnswer:
+    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing. What it may reach by its own list and not
+    by the operator's is no error, and a warning."""
     spec = model.CreateWorkspace(
         name=body.name,
         image=body.image,
@@ -32,7 +33,10 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.A
         metadata=body.metadata,
     )
     workspace, report = await call.workspaces.create(call.ctx, spec)
-    return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
+    warnings = await call.services.foresee_egress(workspace.egress_allow)
+    return public.CreatedAnswer(
+        workspace=render.workspace(workspace), report=render.resume_report(report), warnings=warnings
+    )
 
 
 @router.get("")

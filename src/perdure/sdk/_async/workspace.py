@@ -26,12 +26,14 @@ Model = TypeVar("Model", bound=public.Answer)
 class AsyncWorkspace:
     """Make one with ``create``, find one with ``connect``. Leaving a ``with`` block neither stops nor deletes it.
 
-    ``info`` is the workspace as the last answer described it, ``report`` says what the last wake that this object saw has kept.
+    ``info`` is the workspace as the last answer described it, ``report`` says what the last wake that this object saw has kept,
+    ``warnings`` what the create that made it was asked for and will not work as things are.
     """
 
     def __init__(self, info: public.WorkspaceInfo, client: AsyncClient, report: public.ResumeReport | None = None) -> None:
         self.info = info
         self.report = report
+        self.warnings: builtins.list[str] = []
         self.client = client
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
@@ -69,12 +71,14 @@ class AsyncWorkspace:
         body = _core.checked(public.CreateWorkspace, name=_core.fresh_name() if name is None else name, **create_fields(options))
         call = _core.post("/v1/workspaces", body.model_dump(mode="json", exclude_defaults=True))
         try:
-            made = await client.fetch(call, public.AwakeAnswer)
+            made = await client.fetch(call, public.CreatedAnswer)
         except AlreadyExists:
             if not exist_ok:
                 raise
             return await cls.connect(body.name, client=client)
-        return cls(made.workspace, client, made.report)
+        workspace = cls(made.workspace, client, made.report)
+        workspace.warnings = made.warnings
+        return workspace
 
     @classmethod
     async def connect(cls, ref: str, *, wake: bool = True, client: AsyncClient | None = None) -> Self:

@@ -182,6 +182,12 @@ class AwakeAnswer(Answer):
     report: ResumeReport
 
 
+class CreatedAnswer(AwakeAnswer):
+    """``warnings``: what was asked for and will not work as things are, a sentence each."""
+
+    warnings: list[str] = Field(default_factory=list)
+
+
 class AsleepAnswer(Answer):
     workspace: WorkspaceInfo
     snapshot: SnapshotInfo
