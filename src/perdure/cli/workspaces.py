@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -453,22 +454,41 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Delete workspaces with all their snapshots. This cannot be undone."""
+    """Delete workspaces with all their snapshots; their branches stay. This cannot be undone."""
     as_json = wants_json(ctx, json)
     found = [find(name) for name in names]  # all must exist before any is deleted
+    going = {one.id for one in found}
+    staying = {one.id: [branch for branch in _branches(one) if branch.id not in going] for one in found}
+    every = {branch.id: branch for branches in staying.values() for branch in branches}
     if not yes:
-        _confirm(", ".join(markup(one.name) for one in found))
+        _confirm(", ".join(markup(one.name) for one in found), _stay([*every.values()]))
     for one in found:
         one.delete()
         if not as_json:
-            say(f"{markup(one.name)} is deleted; its thread stays: perdure log {one.info.id}")
+            stay = "; its " + text if (text := _stay(staying[one.id])) else ""
+            say(f"{markup(one.name)} is deleted{stay}; its thread stays: perdure log {one.info.id}")
     if as_json:
-        dump({"deleted": [one.info.id for one in found]})
+        kept = [{"id": branch.id, "name": branch.name} for branch in every.values()]
+        dump({"deleted": [one.info.id for one in found], "branches": kept})
 
 
-def _confirm(what: str) -> None:
+def _branches(workspace: Workspace) -> list[public.WorkspaceInfo]:
+    """What was forked from it, and from that, and is still there."""
+    nodes = workspace.tree()
+    at = next(index for index, node in enumerate(nodes) if node.workspace.id == workspace.id)
+    below = takewhile(lambda node: node.depth > nodes[at].depth, nodes[at + 1 :])
+    return [node.workspace for node in below if node.workspace.state is not public.WorkspaceState.DELETED]
+
+
+def _stay(branches: list[public.WorkspaceInfo]) -> str:
+    names = ", ".join(markup(branch.name) for branch in branches)
+    return f"branch {names} stays" if len(branches) == 1 else f"branches {names} stay" if names else ""
+
+
+def _confirm(what: str, stay: str) -> None:
     if not sys.stdin.isatty():
         raise InvalidRequest(f"Deleting {what} needs a confirmation and there is no terminal to ask on.", hint="Add --yes.")
-    note(f"Delete {what} with memory, disk and all snapshots? This cannot be undone. [dim]\\[y/N][/]")
+    but = f" The {stay}." if stay else ""
+    note(f"Delete {what} with memory, disk and all snapshots?{but} This cannot be undone. [dim]\\[y/N][/]")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise InvalidRequest("Nothing was deleted.", hint="Answer y to delete.")

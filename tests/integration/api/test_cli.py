@@ -397,6 +397,21 @@ def test_rm_asks(perdure: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert perdure("rm demo none --yes").code == 1
 
 
+def test_rm_says_which_branches_stay(perdure: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    perdure("create demo")
+    perdure("fork demo --name left --name right")
+    perdure("fork left --name deeper")
+    monkeypatch.setattr("perdure.cli.workspaces.sys.stdin", io.StringIO("no\n"))
+    monkeypatch.setattr("perdure.cli.workspaces.sys.stdin.isatty", lambda: True)
+    assert "all snapshots? The branches left, deeper, right stay. This cannot be undone." in perdure("rm demo").err
+    gone = perdure("rm left --yes").out
+    assert gone.startswith("left is deleted; its branch deeper stays; its thread stays: perdure log ws_")
+    answer = perdure("rm demo deeper --yes --json").json
+    assert len(answer["deleted"]) == 2
+    assert [branch["name"] for branch in answer["branches"]] == ["right"], "what goes with it does not stay"
+    assert perdure("rm right --yes --json").json["branches"] == []
+
+
 def test_forward_serves_until_interrupted(server: FakeServer, demo: Workspace) -> None:
     command = [*PROGRAM, "forward", "demo", "0:80", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(server)) as process:
