@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, ago, dump, markup, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, Noun, ago, dump, markup, say, size, table, wants_json
 from perdure.cli.workspaces import Name, find, state_text, woke
 from perdure.wire import public
 
@@ -16,7 +16,7 @@ Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch's name
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(rewind)
-    branch = typer.Typer(help="Branches of a workspace.", no_args_is_help=True)
+    branch = typer.Typer(cls=Noun, help="Branches of a workspace.", no_args_is_help=True)
     branch.command("ls")(branch_ls)
     branch.command("promote")(promote)
     branch.command("discard")(discard)

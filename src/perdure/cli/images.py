@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from perdure.cli.output import JsonFlag, ago, console, dump, markup, note, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, Noun, ago, console, dump, markup, note, say, size, table, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable, _core
@@ -27,7 +27,7 @@ Sink = Callable[[public.BuildEvent], None]
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    image = typer.Typer(help="Images that workspaces start from.", no_args_is_help=True)
+    image = typer.Typer(cls=Noun, help="Images that workspaces start from.", no_args_is_help=True)
     for name, function in (("build", build), ("ls", ls), ("rm", rm), ("prune", prune)):
         image.command(name)(function)
     app.add_typer(image, name="image")

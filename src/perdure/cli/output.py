@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import dropwhile
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from perdure.core.clock import SystemClock
 from perdure.core.errors import PerdureError
@@ -34,6 +36,17 @@ class Shared:
 
     json: bool = False
     failure_code: int = 1  # exec uses 125, since its other codes are the command's
+
+
+class Noun(TyperGroup):
+    """A word with commands below it. Alone it shows them, to people; to a program it says in JSON what is missing."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.obj.json:
+            args = [*dropwhile(lambda word: word == "--json", args)]
+            if not args:
+                ctx.fail("Missing command.")
+        return super().parse_args(ctx, args)
 
 
 def wants_json(ctx: typer.Context, flag: bool) -> bool:

@@ -190,7 +190,14 @@ def test_a_group_alone_shows_its_commands_and_says_what_is_missing(perdure: Run,
     assert answer.code == 2
     assert "Commands" in answer.out + answer.err
     assert answer.err.endswith("Error: Missing command.\nTry 'perdure --help', or --help after the command.\n")
-    assert perdure(f"--json {group}").error["message"] == "Missing command."
+    for line in (f"--json {group}", f"{group} --json"):
+        alone = perdure(line)
+        assert (alone.code, alone.out, alone.error["message"]) == (2, "", "Missing command.")
+
+
+def test_json_may_stand_between_a_noun_and_its_verb(perdure: Run) -> None:
+    assert "images" in perdure("image --json ls").json
+    assert perdure("snapshot --json ls none").error["code"] == "not_found"
 
 
 def test_no_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch, home: Path, perdure: Run) -> None:
