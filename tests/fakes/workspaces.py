@@ -90,6 +90,7 @@ class FakeWorkspaces:
         self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
         self.has_store = False
+        self.only_in_store: set[SnapshotId] = set()
         self.lookups = 0
         self._count = 0
 
@@ -414,7 +415,11 @@ class FakeWorkspaces:
             yield Verifying(row, one, f"snapshots/{one.id}/manifest.json", 1000, done, len(pairs))
             damage = self.damage.get(one.id, ())
             tried = node.Trial(node.TrialKind.MEMORY, "", 1.5, "") if trial and not damage else None
-            yield Verified(row, one, damage, tried, one.parent_id if damage else None, disk_intact=True)
+            before = one.parent_id if damage else None
+            if one.id in self.only_in_store:
+                yield Verified(row, one, damage, None, before, disk_intact=True, read_from="store")
+            else:
+                yield Verified(row, one, damage, tried, before, disk_intact=True)
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return self.reports.get(self.find_row(ref).id)

@@ -181,7 +181,7 @@ def verifying(value: model.Verifying) -> public.VerifyEvent:
 
 
 def verified(value: model.Verified) -> public.VerifiedSnapshot:
-    trial = value.trial
+    trial, info = value.trial, snapshot(value.snapshot)
     return public.VerifiedSnapshot(
         workspace=value.workspace.name,
         workspace_id=value.workspace.id,
@@ -194,6 +194,9 @@ def verified(value: model.Verified) -> public.VerifiedSnapshot:
         trial=None
         if trial is None
         else public.TrialInfo(kind=trial.kind.value, reason=trial.reason, seconds=trial.seconds, problem=trial.problem),
+        read_from=value.read_from,
+        durable=info.durable,
+        upload=info.upload,
     )
 
 

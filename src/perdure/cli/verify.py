@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from perdure.cli.output import JsonFlag, Status, console, dump, duration, markup, say, size, wants_json
+from perdure.cli.workspaces import upload_text
 from perdure.core.errors import InvalidRequest
 from perdure.sdk import Client
 from perdure.wire import public
@@ -39,7 +40,7 @@ def verify(
             if event.result is not None:
                 found.append(event.result)
                 if not as_json:
-                    _tell(event.result)
+                    _tell(event.result, boot=boot)
             if event.type == "done":
                 done = event
     damage = {(one.file, one.problem) for result in found for one in result.damage}
@@ -79,18 +80,26 @@ def _shown(events: Iterator[public.VerifyEvent], *, quiet: bool) -> Iterator[pub
             yield event
 
 
-def _tell(result: public.VerifiedSnapshot) -> None:
+def _tell(result: public.VerifiedSnapshot, *, boot: bool) -> None:
     label = f" ({markup(result.name)})" if result.name else ""
     head = f"[bold]{markup(result.workspace)}[/] {result.snapshot_id}{label}"
     if result.intact:
-        say(f"{head} is intact{_tried(result.trial)}")
+        say(f"{head} is intact{_tried(result.trial)}{_where(result, boot=boot)}")
         return
-    say(f"{head} [red]is damaged[/]" if result.damage else f"{head} [red]does not start[/]{_tried(result.trial)}")
+    wrong = "is damaged" if result.damage else "does not start"
+    say(f"{head} [red]{wrong}[/]{_tried(result.trial)}{_where(result, boot=boot)}")
     for one in result.damage:
         say(f"  {markup(one.file)}: {markup(one.problem)}")
     if result.damage:
         before = f"the newest intact one before it is {result.ancestor}" if result.ancestor else "none before it is intact"
         say(f"  [dim]{before}; its disk {'can' if result.disk_intact else 'cannot'} be booted without its memory[/]")
+
+
+def _where(result: public.VerifiedSnapshot, *, boot: bool) -> str:
+    """What was not looked at: the copy that is still to be made, or the one that is not here any more."""
+    if result.read_from == "node":
+        return markup(upload_text(result.upload))
+    return "; read from the object store, for the node does not have it" + (", and not started" if boot else "")
 
 
 def _tried(trial: public.TrialInfo | None) -> str:

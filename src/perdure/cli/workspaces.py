@@ -238,15 +238,14 @@ def _head(info: public.WorkspaceInfo, found: list[public.SnapshotPlace]) -> list
     if head is None:
         return [info.head_snapshot_id or "-"]
     lines = [f"{head.id}, {head.reason}{markup(f' ({head.name})') if head.name else ''}, {ago(head.created_at)}"]
-    lines.append(f"durable in the {_HOMES[head.durable]}{markup(upload_text(head))}")
+    lines.append(f"durable in the {_HOMES[head.durable]}{markup(upload_text(head.upload))}")
     if head.disk_gib is not None and head.disk_gib < info.disk_gib:
         lines.append(f"its disk has {head.disk_gib} GiB; a disk boot grows it to {info.disk_gib} GiB")
     return lines
 
 
-def upload_text(one: public.SnapshotInfo) -> str:
+def upload_text(upload: public.UploadInfo | None) -> str:
     """What follows where a snapshot is durable: how far its upload is, or why it failed."""
-    upload = one.upload
     if upload is None:
         return ""
     if upload.state is public.UploadState.UPLOADING:

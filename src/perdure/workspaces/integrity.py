@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, NotFound, PerdureError
 from perdure.core.ids import SnapshotId
@@ -178,9 +178,10 @@ class Integrity:
                         yield Verifying(at.workspace, snapshot, event.file, event.read_bytes, done, len(chosen))
                         continue
                     done += 1
-                    verified = await self._judged(at, snapshot, await self._with_store(at, event))
+                    verdict = await self._with_store(at, event)
+                    verified = await self._judged(at, snapshot, verdict)
                     if verified is not None:
-                        yield verified
+                        yield verified if verdict is event else replace(verified, read_from="store")
 
     async def _judged(self, at: Record, snapshot: Snapshot, verdict: Verdict) -> Verified | None:
         """None for one that was removed meanwhile."""

@@ -240,7 +240,8 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification found of one snapshot. ``ancestor``: of a damaged one, the newest intact one before it."""
+    """What a verification found of one snapshot. ``ancestor``: of a damaged one, the newest intact one before it. ``read_from``:
+    the store when the node does not have it."""
 
     workspace: Workspace
     snapshot: Snapshot
@@ -248,6 +249,7 @@ class Verified:
     trial: Trial | None
     ancestor: SnapshotId | None
     disk_intact: bool
+    read_from: Literal["node", "store"] = "node"
 
     @property
     def intact(self) -> bool:

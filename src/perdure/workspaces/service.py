@@ -160,7 +160,8 @@ class WorkspaceService:
         records = [await self._find(ctx, ref)] if ref is not None else await self._store.find(ctx.tenant_id, (), None)
         async with aclosing(self._integrity.verify(records, snapshot, trial=trial)) as events:
             async for event in events:
-                yield event
+                shown = self._upkeep.uploads.shown(event.snapshot)
+                yield replace(event, snapshot=shown) if isinstance(event, Verified) else event
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return (await self._find(ctx, ref)).report

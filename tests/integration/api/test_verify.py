@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perdure.core.errors import CorruptSnapshot, InvalidRequest, NotFound
-from perdure.core.ids import SnapshotId
+from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.sdk import Client, Workspace
+from perdure.wire import public
 from perdure.wire.node import Damage
+from perdure.workspaces.model import Upload, UploadState
 from tests.fakes.api_server import FakeServer
+from tests.fakes.memory_guest import MOMENT
 from tests.integration.api.test_cli import Run, perdure
 
 __all__ = ["perdure"]  # the fixture
@@ -81,6 +86,22 @@ def test_the_command_tells_people(perdure: Run, server: FakeServer, pair: tuple[
         f"  the newest intact one before it is {pair[0]}; its disk can be booted without its memory",
         "1 snapshot checked, 1.0 kB read: 1 damaged",
     ]
+
+
+def test_where_the_other_copy_is(perdure: Run, server: FakeServer, demo: Workspace, pair: tuple[str, str]) -> None:
+    history = server.workspaces.history[WorkspaceId(demo.id)]
+    history[0] = replace(history[0], upload=Upload(UploadState.UPLOADING, 10 << 20, 5 << 20, 40 << 20))
+    history[1] = replace(history[1], stored_at=MOMENT)
+    server.workspaces.only_in_store.add(SnapshotId(pair[1]))
+    answer = perdure("snapshot verify demo --boot")
+    assert answer.err == ""
+    assert answer.out.splitlines()[:2] == [
+        f"demo {pair[0]} (one) is intact; it woke with its memory in 2 s; uploading, 10.5 MB of about 41.9 MB done, 5.2 MB sent",
+        f"demo {pair[1]} (two) is intact; read from the object store, for the node does not have it, and not started",
+    ]
+    one, two = demo.verify()
+    assert (one.read_from, one.durable, one.upload and one.upload.state) == ("node", "local", public.UploadState.UPLOADING)
+    assert (two.read_from, two.durable, two.upload) == ("store", "store", None)
 
 
 def test_the_command_tells_programs(perdure: Run, server: FakeServer, pair: tuple[str, str]) -> None:

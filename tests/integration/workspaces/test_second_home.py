@@ -132,6 +132,24 @@ async def test_a_failed_upload_is_told_waits_longer_each_time_and_comes_through(
     assert await homes.uploaded() == {head}
 
 
+async def test_a_verification_says_how_far_the_other_copy_is(homes: Homes) -> None:
+    async def uploads() -> list[UploadState | None]:
+        found = [event for event in [event async for event in homes.service.verify(CTX, "demo")] if isinstance(event, Verified)]
+        assert [(one.intact, one.read_from) for one in found] == [(True, "node")]
+        return [one.snapshot.upload.state if one.snapshot.upload else None for one in found]
+
+    await homes.plane.create(**NEVER)
+    await homes.slept()
+    assert await uploads() == [UploadState.WAITING]
+    homes.home.gate = asyncio.Event()
+    await homes.service.upkeep.uploads.begin()
+    await homes.home.begun.wait()
+    assert await uploads() == [UploadState.UPLOADING]
+    homes.home.gate.set()
+    await homes.uploaded()
+    assert await uploads() == [None]
+
+
 async def test_a_wake_and_a_capture_do_not_wait_for_an_upload(homes: Homes) -> None:
     await homes.plane.create(**NEVER)
     await homes.slept()
@@ -269,7 +287,7 @@ async def test_local_copies_go_only_while_nobody_needs_them_and_come_back_with_a
         assert plane.node.stored == {}
         assert await plane.state("demo") is WorkspaceState.HIBERNATED
         found = [event async for event in homes.service.verify(CTX, "demo") if isinstance(event, Verified)]
-        assert [one.intact for one in found] == [True, True], "what the store has is whole"
+        assert [(one.intact, one.read_from) for one in found] == [(True, "store")] * 2, "what the store has is whole"
         bucket.damage[head] = (Damage(f"store/ten_default/{head}/memory", "Chunk 1 of it cannot be read."),)
         found = [event async for event in homes.service.verify(CTX, "demo", snapshot=head) if isinstance(event, Verified)]
         assert [one.intact for one in found] == [False]

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from perdure.wire.public.common import Answer, Body, ErrorInfo, Text
+from perdure.wire.public.workspaces import UploadInfo
 
 
 class VerifySnapshots(Body):
@@ -42,7 +43,9 @@ class TrialInfo(Answer):
 
 
 class VerifiedSnapshot(Answer):
-    """``ancestor``: of a damaged one, the newest intact one before it. ``disk_intact``: whether its disk boots by itself."""
+    """``ancestor``: of a damaged one, the newest intact one before it. ``disk_intact``: whether its disk boots by itself.
+    ``read_from``: the object store when the node does not have it; such a one is not started. ``durable`` and ``upload`` as of a
+    snapshot: what the node has is all that was read, however far its upload is."""
 
     workspace: str
     workspace_id: str
@@ -53,6 +56,9 @@ class VerifiedSnapshot(Answer):
     disk_intact: bool
     ancestor: str | None = None
     trial: TrialInfo | None = None
+    read_from: Literal["node", "store"] = "node"
+    durable: Literal["local", "store"] = "local"
+    upload: UploadInfo | None = None
 
 
 class VerifyEvent(Answer):

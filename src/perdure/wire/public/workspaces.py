@@ -149,7 +149,7 @@ class UploadInfo(Answer):
     sent_bytes: int
     total_bytes: int
     error: str
-    retry_s: float | None
+    retry_s: float | None = None
 
 
 class SnapshotInfo(Answer):
