@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.core.errors import Conflict, NotFound, PerdureError
 from perdure.core.ids import SnapshotId, TenantId
-from perdure.wire.node import Damage, Fetched, Reclaimed, Sent
+from perdure.wire.node import Damage, Fetched, Fetching, Reclaimed, Sent
 from perdure.wire.objects import Catalogue, ItemKey, ItemState, Scope
 from tests.fakes.node import FakeNode, StoredSnapshot
 
@@ -31,7 +31,8 @@ class FakeSecondHome:
     def __init__(self, node: FakeNode, bucket: FakeBucket, catalogue: Catalogue, owner: str = "here") -> None:
         self.bucket = bucket
         self.calls: list[str] = []
-        self.gate: asyncio.Event | None = None  # uploads wait for it, half done
+        self.gate: asyncio.Event | None = None  # uploads and fetches wait for it, half done
+        self._coming: set[SnapshotId] = set()
         self.begun = asyncio.Event()
         self._node = node
         self._catalogue = catalogue
@@ -79,10 +80,18 @@ class FakeSecondHome:
         item = await self._catalogue.item(ItemKey(Scope(tenant_id), snapshot_id))
         if item.state is not ItemState.DURABLE:
             raise NotFound(f"The object store does not have {snapshot_id}.")
+        self._coming.add(snapshot_id)
+        self.begun.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        self._coming.discard(snapshot_id)
         self._node.stored[snapshot_id] = copy.copy(self.bucket.content[snapshot_id][0])
         self._node.damage.pop(snapshot_id, None)
         self._node.bad_disk.discard(snapshot_id)
         return Fetched(is_fetched=True, snapshot_bytes=100)
+
+    def fetching(self, snapshot_id: SnapshotId) -> Fetching | None:
+        return Fetching(50, 100) if snapshot_id in self._coming else None
 
     async def verify(self, snapshot_id: SnapshotId, tenant_id: TenantId) -> tuple[Damage, ...]:
         self._enter("verify")

@@ -87,7 +87,7 @@ class FakeWorkspaces:
         self.calls: list[Context] = []
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
-        self.hold: asyncio.Event | None = None  # what a create waits for, before it is refused or after it has been accepted
+        self.hold: asyncio.Event | None = None  # what a wake waits for, or a create, before it is refused or after it has been accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
         self.has_store = False
         self.only_in_store: set[SnapshotId] = set()
@@ -117,7 +117,8 @@ class FakeWorkspaces:
         return self.rows[row.id]
 
     def _start(self, row: Workspace, memory: MemoryFate, **report: Any) -> tuple[Workspace, ResumeReport]:
-        row = self._put(row, state=WorkspaceState.RUNNING, generation=row.generation + 1, confinement=CONFINEMENT)
+        change = {"state": WorkspaceState.RUNNING, "generation": row.generation + 1, "fetching": None}
+        row = self._put(row, confinement=CONFINEMENT, **change)
         self.guests[row.id] = MemoryGuest(self.worlds[row.id], row.generation)
         self.reports[row.id] = ResumeReport(
             workspace_id=row.id,
@@ -214,6 +215,7 @@ class FakeWorkspaces:
             raise Unavailable(f"The workspace {row.name!r} has failed.", hint="Recover it with 'perdure recover'.")
         if row.state is WorkspaceState.RUNNING:
             return row, self.reports[row.id]
+        await self._held_up()
         return self._start(row, MemoryFate.KEPT, asleep_s=3600.0)
 
     async def sleep(self, ctx: Context, ref: str) -> tuple[Workspace, Snapshot]:

@@ -30,7 +30,7 @@ def confinement(value: node.Confinement) -> public.ConfinementInfo:
 
 
 def workspace(value: model.Workspace) -> public.WorkspaceInfo:
-    held = value.confinement
+    held, coming = value.confinement, value.fetching
     return public.WorkspaceInfo(
         id=value.id,
         name=value.name,
@@ -60,6 +60,7 @@ def workspace(value: model.Workspace) -> public.WorkspaceInfo:
         last_active_at=value.last_active_at,
         expires_at=value.expires_at,
         keep_snapshots=value.keep_snapshots,
+        fetching=public.FetchInfo(read_bytes=coming.read_bytes, total_bytes=coming.total_bytes) if coming else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import takewhile
@@ -12,17 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli import thread
+from perdure.cli import thread, waiting
 from perdure.cli.backup import recover_from_store
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
-from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
+from perdure.sdk import Client, Workspace
 from perdure.wire import public
 from perdure.wire.node import MemoryFate
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)]
-#: How long a create may take before somebody wants to know why, and how often it is looked at then.
-PATIENCE_S = 0.5
 _HOOK_LINES = 5  # of a hook's output that ``show`` prints
 STATES = {"running": "green", "hibernated": "blue", "failed": "red"}
 
@@ -99,7 +96,7 @@ def create(
         "metadata": pairs(metadata, "--metadata"),
         **{key: value for key, value in given.items() if value is not None},
     }
-    made = asyncio.run(_make(name, exist_ok, options, quiet=as_json))
+    made = asyncio.run(waiting.create(name, exist_ok, options, quiet=as_json))
     if as_json:
         dump({"workspace": made.info, "report": made.report, "warnings": made.warnings})
         return
@@ -107,33 +104,6 @@ def create(
     for warning in made.warnings:
         note(f"[yellow]![/] {markup(warning)}")
     say(f"[bold]{markup(info.name)}[/] is awake: {_shape(info)}, {info.isolation or 'isolation unknown'}")
-
-
-async def _make(name: str, exist_ok: bool, options: dict[str, Any], *, quiet: bool) -> AsyncWorkspace:
-    """Create, and when that takes a while although the server has accepted it, say why."""
-    async with AsyncClient() as client:
-        making = asyncio.create_task(AsyncWorkspace.create(name, exist_ok=exist_ok, client=client, **options))
-        try:
-            while not (await asyncio.wait({making}, timeout=PATIENCE_S))[0]:
-                with suppress(PerdureError):  # not accepted yet, or gone: creating says it
-                    if quiet or await _tell_first_boot(client, name):
-                        break
-            return await making
-        finally:  # interrupted: the server goes on
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
-
-
-async def _tell_first_boot(client: AsyncClient, name: str) -> bool:
-    """A size that was never booted has no golden snapshot yet. False: ask again, it is not begun."""
-    info = (await AsyncWorkspace.connect(name, wake=False, client=client)).info
-    if info.state is not public.WorkspaceState.CREATING:
-        return False
-    found = await client.image(info.image_name)
-    if f"{info.memory_mib}x{info.vcpus}" not in found.ready:
-        cpus = "1 CPU" if info.vcpus == 1 else f"{info.vcpus} CPUs"
-        note(f"[dim]Booting {markup(found.name)} with {info.memory_mib} MiB and {cpus} once; it takes about half a minute.[/]")
-    return True
 
 
 def _shape(info: public.WorkspaceInfo) -> str:
@@ -187,6 +157,7 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
     lines: list[tuple[str, str | list[str]]] = [
         ("id", info.id),
         ("state", f"{state_text(info)} {markup(info.state_detail)}".strip()),
+        ("fetching", waiting.fetched(info.fetching) if info.fetching else "-"),
         ("generation", str(info.generation)),
         ("image", _shape(info)),
         ("isolation", _isolation(info)),
@@ -298,10 +269,9 @@ def wake(
 ) -> None:
     """Wake a workspace and say what was kept."""
     as_json = wants_json(ctx, json)
-    workspace = find(name)
-    report = workspace.wake(deadline_s=deadline_s)
+    workspace, report = asyncio.run(waiting.wake(name, deadline_s, quiet=as_json))
     if as_json:
-        dump({"workspace": workspace.info, "report": report})
+        dump({"workspace": workspace, "report": report})
     else:
         say(f"[bold]{markup(workspace.name)}[/] is awake: {woke(report)}")
 

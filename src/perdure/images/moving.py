@@ -24,7 +24,7 @@ from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.local import image_key
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.wire.node import Damage
-from perdure.wire.objects import Item, ItemKey
+from perdure.wire.objects import Item
 
 #: The record of each directory comes last, as it does on the disk.
 OF_IMAGE = (*IMAGE_FILES, "image.json")
@@ -60,15 +60,11 @@ class ImageMover:
             sources += [file_source(GOLDEN + name, directory / name) for name in OF_GOLDEN]
         return sources
 
-    async def fetch(self, key: ItemKey) -> BaseRef:
+    async def adopt(self, item: StoredItem) -> BaseRef:
         """Bring an image and its golden onto this node; what is here is left as it is. A crash leaves nothing that counts.
 
         The image gets no name. Raises NotFound, CorruptSnapshot naming what is damaged, NoSpace, Shredded or Unavailable.
         """
-        return await self.adopt(await self.downloader.open(key))
-
-    async def adopt(self, item: StoredItem) -> BaseRef:
-        """The same of an item that was found by a survey."""
         base = base_of(item)
         async with self._fetching:
             if not await asyncio.to_thread(self._has_image, base.image):

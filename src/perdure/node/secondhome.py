@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -18,12 +18,12 @@ from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.ids import SnapshotId, TenantId
 from perdure.snapshots.manifest import BaseRef, Manifest
 from perdure.snapshots.objects.collect import Collector
-from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.local import Bases, Mover, image_key, snapshot_of
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import PACK_BYTES, Moved, Uploader
 from perdure.snapshots.store import SnapshotStore
-from perdure.wire.node import Damage, Fetched, Reclaimed, Sent
+from perdure.wire.node import Damage, Fetched, Fetching, Reclaimed, Sent
 from perdure.wire.objects import IMAGES, Catalogue, Item, ItemKey, ItemState, Scope
 
 #: An upload stands still for so long at most, however many workspaces are started one after the other.
@@ -49,7 +49,7 @@ class Images(Protocol):
 
     async def upload(self, base: BaseRef) -> tuple[Item, Moved]: ...
 
-    async def fetch(self, key: ItemKey) -> BaseRef: ...
+    async def adopt(self, item: StoredItem) -> BaseRef: ...
 
     def has(self, base: BaseRef) -> bool: ...
 
@@ -104,6 +104,7 @@ class NodeSecondHome:
         self._known: set[BaseRef] = set()  # images that were seen to be here
         self._evicting: dict[SnapshotId, asyncio.Task[int]] = {}
         self._fetching: dict[SnapshotId, asyncio.Task[Fetched]] = {}
+        self._coming: dict[SnapshotId, Fetching] = {}
         self._is_ours = False
         self._sending_images = asyncio.Lock()
 
@@ -178,18 +179,35 @@ class NodeSecondHome:
         key = ItemKey(Scope(tenant_id), snapshot_id)
         item = await self._downloader.open(key)
         refs = _images_of(snapshot_of(item))
-        has_images = True
-        for ref in refs:
-            if not await asyncio.to_thread(self._images.has, ref):
-                has_images = False
-                await self._images.fetch(image_key(ref))
-        if afresh or self._is_damaged(snapshot_id):
-            await asyncio.to_thread(self._store.delete, (snapshot_id,))
-        facts = await self._mover.adopt(item)
+        absent = [ref for ref in refs if not await asyncio.to_thread(self._images.has, ref)]
+        images = [await self._downloader.open(image_key(ref)) for ref in absent]
+        with self._progress(snapshot_id, (*images, item)) as heard:
+            for image in images:
+                await self._images.adopt(replace(image, heard=heard))
+            if afresh or self._is_damaged(snapshot_id):
+                await asyncio.to_thread(self._store.delete, (snapshot_id,))
+            facts = await self._mover.adopt(replace(item, heard=heard))
         self._known |= refs
         snapshot_bytes = facts.memory_total_bytes + facts.disk_total_bytes + facts.device_bytes
-        log.info("fetched from the object store", snapshot=snapshot_id, bytes=snapshot_bytes, with_image=not has_images)
-        return Fetched(is_fetched=True, snapshot_bytes=snapshot_bytes, with_image=not has_images)
+        log.info("fetched from the object store", snapshot=snapshot_id, bytes=snapshot_bytes, with_image=bool(images))
+        return Fetched(is_fetched=True, snapshot_bytes=snapshot_bytes, with_image=bool(images))
+
+    @contextmanager
+    def _progress(self, snapshot_id: SnapshotId, items: Sequence[StoredItem]) -> Iterator[Callable[[int], None]]:
+        """While all this comes, ``fetching`` tells how much of it has."""
+        self._coming[snapshot_id] = Fetching(0, sum(item.stored_bytes() for item in items))
+
+        def heard(count: int) -> None:
+            before = self._coming[snapshot_id]
+            self._coming[snapshot_id] = replace(before, read_bytes=before.read_bytes + count)
+
+        try:
+            yield heard
+        finally:
+            del self._coming[snapshot_id]
+
+    def fetching(self, snapshot_id: SnapshotId) -> Fetching | None:
+        return self._coming.get(snapshot_id)
 
     def _refs_here(self, snapshot_id: SnapshotId) -> frozenset[BaseRef] | None:
         """What a snapshot lies on; None when it is not here, or not readable."""

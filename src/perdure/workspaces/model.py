@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
-from perdure.wire.node import Confinement, Damage, Guest, HookRun, MachineSize, MemoryFate, StoredSizes, Trial
+from perdure.wire.node import Confinement, Damage, Fetching, Guest, HookRun, MachineSize, MemoryFate, StoredSizes, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class Workspace:
     #: Of the snapshots that nobody asked for, how many of the newest are kept, asleep too. None: the server's setting while it is
     #: awake, and only the head while it sleeps.
     keep_snapshots: int | None = None
+    fetching: Fetching | None = None  # while its wake waits for the object store
 
 
 class SnapshotReason(StrEnum):

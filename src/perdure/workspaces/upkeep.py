@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -145,8 +146,12 @@ class Upkeep:
         return at
 
     def shown(self, record: Record) -> Workspace:
-        """The row as a caller sees it: with when it was last used, which for an awake one is only known here."""
-        return as_used(self._tools, self._owners.get(record.id), record)
+        """The row as a caller sees it: with when it was last used, which for an awake one is only known here, and with how much
+        of its snapshot has come from the object store."""
+        workspace = as_used(self._tools, self._owners.get(record.id), record)
+        home, head = self._node.second_home, workspace.head_snapshot_id
+        coming = None if home is None or head is None else home.fetching(head)
+        return workspace if coming is None else replace(workspace, fetching=coming)
 
     async def repair(self, owner: Owner) -> None:
         """In the workspace's turn: compare it with its node, and mend what differs."""

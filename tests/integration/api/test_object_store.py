@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
 from dataclasses import replace
 
 import httpx2
@@ -10,10 +13,12 @@ import pytest
 from perdure.core.errors import Conflict, DeadlineExceeded, NotFound
 from perdure.sdk import AsyncClient, AsyncWorkspace, Workspace
 from perdure.wire import public
-from perdure.workspaces.model import Upload, UploadState
+from perdure.wire.node import Fetching
+from perdure.workspaces.model import Upload, UploadState, WorkspaceState
 from tests.fakes.api_server import FakeServer
 from tests.fakes.workspaces import KEY
-from tests.integration.api.test_cli import Run, perdure
+from tests.integration.api.test_cli import PROGRAM, Run, environment, perdure
+from tests.integration.api.test_cli_create import let_go
 
 __all__ = ["perdure"]
 
@@ -71,6 +76,27 @@ def test_an_upload_under_way_and_one_that_failed(server: FakeServer, demo: Works
     assert "not uploaded: The object store did not take it. Tried again in 40 s." in told
     uploading(server, Upload(UploadState.WAITING))
     assert "waits to be uploaded" in perdure("show demo").out
+
+
+def test_a_wake_tells_how_much_has_come(server: FakeServer, demo: Workspace, perdure: Run) -> None:
+    demo.sleep()
+    row = server.workspaces.find_row("demo")
+    coming = Fetching(12_000_000, 80_000_000)
+    server.workspaces.rows[row.id] = replace(row, state=WorkspaceState.WAKING, fetching=coming)
+    assert "  fetching     12.0 MB of at most 80.0 MB\n" in perdure("show demo").out
+    assert perdure("show demo --json").json["workspace"]["fetching"] == {"read_bytes": 12_000_000, "total_bytes": 80_000_000}
+    server.workspaces.hold = asyncio.Event()
+    ours, terminal = os.openpty()
+    with subprocess.Popen([*PROGRAM, "wake", "demo"], stdout=subprocess.PIPE, stderr=terminal, env=environment(server)) as process:
+        os.close(terminal)
+        shown = b""
+        while b"Fetching from the object store: 12.0 MB of at most 80.0 MB" not in shown:
+            shown += os.read(ours, 4096)  # raises when the command has ended without it
+        let_go(server)
+        out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert (process.returncode, out) == (0, b"demo is awake: memory kept, disk kept, asleep 60 min\n")
+    assert demo.refresh().fetching is None
 
 
 def test_the_command_line(server: FakeServer, demo: Workspace, perdure: Run) -> None:

@@ -14,7 +14,7 @@ from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, Deadline
 from perdure.core.ids import NodeId, SnapshotId
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import StoreCatalogue
-from perdure.wire.node import Damage, MemoryFate
+from perdure.wire.node import Damage, Fetching, MemoryFate
 from perdure.wire.objects import ItemKey, Scope
 from perdure.wiring import _objects
 from perdure.workspaces.model import DiskFate, Recovery, UploadState, Verified, Workspace, WorkspaceKind, WorkspaceState
@@ -299,6 +299,23 @@ async def test_local_copies_go_only_while_nobody_needs_them_and_come_back_with_a
 
 
 # ------------------------------------------------------------------------------------------------------------------- fetching
+
+
+async def test_a_wake_that_fetches_shows_how_far_it_is(homes: Homes) -> None:
+    await homes.plane.create(**NEVER)
+    head = await homes.slept()
+    await homes.uploaded()
+    del homes.node.stored[head]
+    homes.home.gate = asyncio.Event()
+    homes.home.begun.clear()
+    waking = asyncio.create_task(homes.service.wake(CTX, "demo"))
+    await homes.home.begun.wait()
+    shown = await homes.service.get(CTX, "demo")
+    assert (shown.state, shown.fetching) == (WorkspaceState.WAKING, Fetching(50, 100))
+    assert [one.fetching for one in await homes.service.find(CTX)] == [Fetching(50, 100)]
+    homes.home.gate.set()
+    await waking
+    assert (await homes.service.get(CTX, "demo")).fetching is None
 
 
 async def test_a_wake_fetches_what_its_node_has_lost_or_damaged(homes: Homes) -> None:

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.errors import Conflict, CorruptSnapshot, NotFound
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Unavailable
 from perdure.core.ids import SnapshotId, TenantId
 from perdure.node import secondhome
 from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
 from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.objects.download import StoredItem
 from perdure.snapshots.objects.keys import PlainKeyring
 from perdure.snapshots.objects.local import image_key
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
-from perdure.wire.node import Sent
+from perdure.wire.node import Fetching, Sent
 from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Scope
 from tests.fakes.catalogue import FakeCatalogue
-from tests.fakes.objects import FakeObjects
+from tests.fakes.objects import Fault, FakeObjects
 from tests.fakes.tiny_machine import TinyMachine
 from tests.fakes.tiny_node import Node
 from tests.unit.snapshots.objects.stores import source
@@ -44,8 +45,9 @@ class Images:
         self._begun(base)
         return await self._uploader.upload(Contents(image_key(base), [source("root", {1: 1})]))
 
-    async def fetch(self, key: ItemKey) -> BaseRef:
-        assert key == image_key(REF)
+    async def adopt(self, item: StoredItem) -> BaseRef:
+        assert item.manifest.key == image_key(REF)
+        item.heard(item.stored_bytes())
         self._here.add(REF)
         return REF
 
@@ -130,6 +132,33 @@ async def test_a_snapshot_and_its_image_go_and_come(here: Place, there: Place, c
         await there.home.fetch(SnapshotId("snp_none"), TENANT)
     with pytest.raises(NotFound):
         await there.upload(SnapshotId("snp_none"))
+
+
+async def test_how_far_a_fetch_is(here: Place, there: Place, objects: FakeObjects) -> None:
+    snapshot_id, _ = await here.slept()
+    await here.upload(snapshot_id)
+    seen: list[Fetching] = []
+
+    def look(operation: str, _name: str) -> None:
+        if operation == "read" and (coming := there.home.fetching(snapshot_id)) is not None:
+            seen.append(coming)
+
+    objects.faults = look
+    assert there.home.fetching(snapshot_id) is None
+    await there.home.fetch(snapshot_id, TENANT)
+    assert there.home.fetching(snapshot_id) is None, "it is over"
+    read = [one.read_bytes for one in seen]
+    assert read == sorted(read) and 0 < read[0] < read[-1] < seen[-1].total_bytes, "the image has come first"
+    assert len({one.total_bytes for one in seen}) == 1
+
+
+async def test_a_fetch_that_fails_is_not_under_way_any_more(here: Place, there: Place, objects: FakeObjects) -> None:
+    snapshot_id, _ = await here.slept()
+    await here.upload(snapshot_id)
+    objects.faults = lambda operation, _: Fault.SHORT if operation == "read" and there.home.fetching(snapshot_id) else None
+    with pytest.raises(Unavailable):
+        await there.home.fetch(snapshot_id, TENANT)
+    assert there.home.fetching(snapshot_id) is None
 
 
 async def test_an_image_that_is_there_is_not_looked_at_again(here: Place, catalogue: FakeCatalogue) -> None:

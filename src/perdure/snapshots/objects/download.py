@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perdure.core.errors import AlreadyExists, CorruptSnapshot, NotFound
@@ -28,12 +28,21 @@ _READ_MAX = 8 << 20
 Places = dict[bytes, Place]
 
 
+def _nobody(_read_bytes: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item and where each of its chunks is."""
+    """An item and where each of its chunks is. ``heard`` is told of the stored bytes of it that were read."""
 
     manifest: ItemManifest
     places: Places
+    heard: Callable[[int], None] = _nobody
+
+    def stored_bytes(self) -> int:
+        """What is read of it when all of it is."""
+        return sum(self.places[part].stored for file in self.manifest.files for part in file.chunk_ids())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class Downloader:
             except CorruptSnapshot as error:
                 item = await self._moved(item, error)
                 contents = await self._read(item, window)
+            item.heard(sum(item.places[chunk_id].stored for chunk_id in window))
             yield [(number, contents[chunk_id]) for number, chunk_id in zip(numbers[at:], window, strict=False)]
 
     async def _moved(self, item: StoredItem, error: CorruptSnapshot) -> StoredItem:
@@ -118,7 +128,7 @@ class Downloader:
             raise error from None
         if found.places == item.places:
             raise error
-        return found
+        return replace(found, heard=item.heard)
 
     async def _read(self, item: StoredItem, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         scope, wanted = item.manifest.key.scope, frozenset(ids)

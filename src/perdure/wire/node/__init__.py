@@ -46,6 +46,7 @@ from perdure.wire.node.machines import (
 )
 from perdure.wire.node.objects import (
     Fetched,
+    Fetching,
     Reclaimed,
     SecondHome,
     Sent,
@@ -89,6 +90,7 @@ __all__ = [
     "ExecSpec",
     "ExecStarted",
     "Fetched",
+    "Fetching",
     "FileInfo",
     "FileKind",
     "FileWritten",

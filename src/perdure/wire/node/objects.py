@@ -32,6 +32,14 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """How far a fetch is: bytes of the store that have come, of at most so many; what is found here does not come."""
+
+    read_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """What one pass of the store's garbage collection over one scope did."""
 
@@ -65,6 +73,10 @@ class SecondHome(Protocol):
 
         Raises NotFound when the store does not have it, CorruptSnapshot naming what is damaged there, NoSpace, Shredded.
         """
+        ...
+
+    def fetching(self, snapshot_id: SnapshotId) -> Fetching | None:
+        """How far a fetch is that is under way; None when there is none, or it has just begun."""
         ...
 
     async def verify(self, snapshot_id: SnapshotId, tenant_id: TenantId) -> tuple[Damage, ...]:

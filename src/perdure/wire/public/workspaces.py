@@ -46,6 +46,13 @@ class ConfinementInfo(Answer):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
+class FetchInfo(Answer):
+    """How much has come from the object store, of at most so much."""
+
+    read_bytes: int
+    total_bytes: int
+
+
 class WorkspaceInfo(Answer):
     id: str
     name: str
@@ -75,6 +82,7 @@ class WorkspaceInfo(Answer):
     last_active_at: datetime
     expires_at: datetime | None
     keep_snapshots: int | None = None  # None: the server's setting while it is awake, and only the head while it sleeps
+    fetching: FetchInfo | None = None  # while its wake waits for the object store
 
 
 class WorkspaceList(Answer):
