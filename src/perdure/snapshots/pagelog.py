@@ -327,15 +327,21 @@ def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) ->
     return same
 
 
+def _places(last: PageIndex, written: PageNumbers) -> tuple[Mask, Rows, Rows]:
+    """Which captured pages the last index has, where each is in it, and back: of those positions the rows."""
+    found, at = last.find(written)
+    row_of = np.zeros(len(last.pages), np.intp)
+    row_of[at[found]] = np.flatnonzero(found)
+    return found, at, row_of
+
+
 def _unchanged(
     directory: Path, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], known: Mask
 ) -> tuple[Mask, Rows]:
     """Which captured pages are as they were, and their positions in the last index. Each frame is read once at most; of pages
     that are ``known`` to be so nothing is."""
     written, content = captured
-    found, at = last.find(written)
-    row_of = np.zeros(len(last.pages), np.intp)
-    row_of[at[found]] = np.flatnonzero(found)
+    found, at, row_of = _places(last, written)
     same = found & known
 
     def compare(positions: Rows) -> None:
@@ -388,11 +394,10 @@ def _unchanged_by_frame(
     """As ``_unchanged``, in the calling thread. Of a frame none of whose pages has the checksum that is stored of it no more than
     the head is read: no page is as it was."""
     written, content = captured
-    found, at = last.find(written)
-    rows_found, positions_found = np.flatnonzero(found), at[found]
+    found, at, row_of = _places(last, written)
     same = np.zeros(len(written), bool)
-    for positions in by_frame(last, positions_found, 1):
-        rows = rows_found[np.searchsorted(positions_found, positions)]
+    for positions in by_frame(last, at[found], 1):
+        rows = row_of[positions]
         try:
             if (stored_hashes(readers, last, positions) == hashes[rows]).any():
                 same[rows] = same_rows(take(content, rows), read(readers, last, positions, base, False))
