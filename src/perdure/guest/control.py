@@ -239,7 +239,7 @@ class Control:
     # ---------------------------------------------------------------------------------------------------- machine
 
     def _ping(self, _request: dict[str, Any], reply: Reply) -> None:
-        reply({"ok": True, "cpu_us": self._world.cpu_us(), "running": len(self._execs.running_ids())})
+        reply({"ok": True, "cpu_us": self._world.work_us(), "running": len(self._execs.running_ids())})
 
     def _in_worker(self, work: Callable[[Talk], None], reply: Reply, *, root: str = "") -> None:
         answered = False

@@ -55,6 +55,13 @@ def read_file(path: str) -> str:
         return ""
 
 
+def _cpu_us(group: str) -> int:
+    for line in read_file(f"{group}/cpu.stat").splitlines():
+        if line.startswith("usage_usec "):
+            return int(line.split()[1])
+    return 0
+
+
 class Group:
     """The processes of one command: a cgroup, or (without cgroup2) a process group."""
 
@@ -288,11 +295,15 @@ class World:
         return 0
 
     def cpu_us(self) -> int:
-        """CPU time of all user processes since boot, in microseconds."""
-        for line in read_file(f"{self._cgroup}/cpu.stat").splitlines():
-            if line.startswith("usage_usec "):
-                return int(line.split()[1])
-        return 0
+        """CPU time of all user processes since boot, their process 1 included, in microseconds."""
+        return _cpu_us(f"{self._cgroup}")
+
+    def work_us(self) -> int:
+        """CPU time of the groups in which users' processes are, in microseconds: the same at two instants if nothing of theirs
+        ran between. Their process 1 is left out, for it only waits, and each thaw has it run a little."""
+        if self._cgroup is None:
+            return 0
+        return sum(_cpu_us(entry.path) for entry in os.scandir(self._cgroup) if entry.is_dir() and entry.name != _REAPER_GROUP)
 
     # --------------------------------------------------------------------------------------------------- freeze
 

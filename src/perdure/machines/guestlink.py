@@ -368,7 +368,8 @@ class GuestLink(GuestFiles):
         return time.perf_counter() - started
 
     async def cpu_s(self) -> float:
-        """CPU seconds that all user processes have used since boot: whether anything can have changed by itself."""
+        """CPU seconds that users' processes have used, of the commands of which something is left: whether anything can have
+        changed by itself. A guest that is merely frozen and thawed again answers the same."""
         return integer((await self._call({"op": Call.PING})).get("cpu_us")) / 1e6
 
     async def sync(self, deadline_s: float = 60.0, *, drop_caches_over: int | None = None) -> int:

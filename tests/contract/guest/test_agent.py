@@ -111,6 +111,23 @@ async def test_a_background_child_that_writes_later_does_not_die_of_a_closed_pip
     assert await content(real, f"{directory}/said") == b"survived\n"
 
 
+async def test_a_freeze_and_a_thaw_are_no_work_of_the_users_and_what_they_left_running_is(real: Place) -> None:
+    """A node tells by this whether a workspace has changed since it was captured."""
+    await real.run("kill -9 -1")
+    await real.run("true")  # at its end what is left of the killed is put away
+    before = await real.link.cpu_s()
+    for _ in range(20):
+        await real.link.quiesce(deadline_s=DEADLINE_S)
+        await real.link.thaw()
+    assert await real.link.cpu_s() == before
+    await real.run("(sleep 0.2; while :; do echo >/dev/null; done) >/dev/null 2>&1 &")
+    before = await real.link.cpu_s()
+    async with asyncio.timeout(DEADLINE_S):
+        while await real.link.cpu_s() == before:
+            pass
+    await real.run("kill -9 -1")
+
+
 async def test_a_limit_kills_everything_that_the_command_started(real: Place) -> None:
     tag = f"10{os.urandom(3).hex()}".translate(str.maketrans("abcdef", "123456"))
     shell = f"trap '' TERM; (setsid sh -c \"trap '' TERM; while :; do sleep {tag}; done\" &) ; while :; do sleep 1; done"
