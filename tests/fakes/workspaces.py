@@ -87,7 +87,7 @@ class FakeWorkspaces:
         self.calls: list[Context] = []
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
-        self.hold: asyncio.Event | None = None  # what a wake waits for, or a create, before it is refused or after it has been accepted
+        self.hold: asyncio.Event | None = None  # what a wake waits for, or a create before it is refused or when it is accepted
         self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
         self.has_store = False
         self.only_in_store: set[SnapshotId] = set()
@@ -117,8 +117,7 @@ class FakeWorkspaces:
         return self.rows[row.id]
 
     def _start(self, row: Workspace, memory: MemoryFate, **report: Any) -> tuple[Workspace, ResumeReport]:
-        change = {"state": WorkspaceState.RUNNING, "generation": row.generation + 1, "fetching": None}
-        row = self._put(row, confinement=CONFINEMENT, **change)
+        row = self._put(row, state=WorkspaceState.RUNNING, fetching=None, generation=row.generation + 1, confinement=CONFINEMENT)
         self.guests[row.id] = MemoryGuest(self.worlds[row.id], row.generation)
         self.reports[row.id] = ResumeReport(
             workspace_id=row.id,
@@ -416,12 +415,10 @@ class FakeWorkspaces:
         for done, (row, one) in enumerate(pairs):
             yield Verifying(row, one, f"snapshots/{one.id}/manifest.json", 1000, done, len(pairs))
             damage = self.damage.get(one.id, ())
-            tried = node.Trial(node.TrialKind.MEMORY, "", 1.5, "") if trial and not damage else None
+            is_here = one.id not in self.only_in_store
+            tried = node.Trial(node.TrialKind.MEMORY, "", 1.5, "") if trial and is_here and not damage else None
             before = one.parent_id if damage else None
-            if one.id in self.only_in_store:
-                yield Verified(row, one, damage, None, before, disk_intact=True, read_from="store")
-            else:
-                yield Verified(row, one, damage, tried, before, disk_intact=True)
+            yield Verified(row, one, damage, tried, before, disk_intact=True, read_from="node" if is_here else "store")
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return self.reports.get(self.find_row(ref).id)

@@ -87,7 +87,8 @@ def test_a_wake_tells_how_much_has_come(server: FakeServer, demo: Workspace, per
     assert perdure("show demo --json").json["workspace"]["fetching"] == {"read_bytes": 12_000_000, "total_bytes": 80_000_000}
     server.workspaces.hold = asyncio.Event()
     ours, terminal = os.openpty()
-    with subprocess.Popen([*PROGRAM, "wake", "demo"], stdout=subprocess.PIPE, stderr=terminal, env=environment(server)) as process:
+    command = [*PROGRAM, "wake", "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environment(server)) as process:
         os.close(terminal)
         shown = b""
         while b"Fetching from the object store: 12.0 MB of at most 80.0 MB" not in shown:

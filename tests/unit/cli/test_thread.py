@@ -40,7 +40,7 @@ REPORT = {"memory": "kept", "memory_reason": "", "disk": "kept", "asleep_s": 2.9
         ),
         ("checkpoint", {**CAPTURED, "reason": "fork"}, "checkpoint", "for a fork; paused 80 ms, 905 kB written; snp_1"),
         ("forked", {"branches": ["b", "c"], "by": "local", "snapshot_id": "s"}, "forked", "into b, c; by local"),
-        ("fork-failed", {"branch": "c", "detail": "It was not created: Full."}, "fork failed", "there is no c: It was not created: Full"),
+        ("fork-failed", {"branch": "c", "detail": "Not created: Full."}, "fork failed", "there is no c: Not created: Full"),
         ("hibernating", {"event": "hibernate", "cause": "requested by local"}, "falls asleep", "requested by local"),
         ("hibernated", {"event": "captured", **CAPTURED, "reason": "hibernate"}, "asleep", "paused 80 ms, 905 kB written"),
         (

@@ -23,7 +23,7 @@ from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.wire.node import Fetching, Sent
 from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Scope
 from tests.fakes.catalogue import FakeCatalogue
-from tests.fakes.objects import Fault, FakeObjects
+from tests.fakes.objects import FakeObjects, Fault
 from tests.fakes.tiny_machine import TinyMachine
 from tests.fakes.tiny_node import Node
 from tests.unit.snapshots.objects.stores import source

@@ -17,8 +17,8 @@ router = APIRouter(prefix="/workspaces", tags=["workspaces"])
 
 @router.post("", status_code=201)
 async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.CreatedAnswer:
-    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing. What it may reach by its own list and not
-    by the operator's is no error, and a warning."""
+    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing. Allowed addresses that the
+    operator does not allow too are a warning."""
     spec = model.CreateWorkspace(
         name=body.name,
         image=body.image,
@@ -34,9 +34,7 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.C
     )
     workspace, report = await call.workspaces.create(call.ctx, spec)
     warnings = await call.services.foresee_egress(workspace.egress_allow)
-    return public.CreatedAnswer(
-        workspace=render.workspace(workspace), report=render.resume_report(report), warnings=warnings
-    )
+    return public.CreatedAnswer(workspace=render.workspace(workspace), report=render.resume_report(report), warnings=warnings)
 
 
 @router.get("")

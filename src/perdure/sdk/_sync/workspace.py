@@ -28,12 +28,14 @@ Model = TypeVar("Model", bound=public.Answer)
 class Workspace:
     """Make one with ``create``, find one with ``connect``. Leaving a ``with`` block neither stops nor deletes it.
 
-    ``info`` is the workspace as the last answer described it, ``report`` says what the last wake that this object saw has kept.
+    ``info`` is the workspace as the last answer described it, ``report`` says what the last wake that this object saw has kept,
+    ``warnings`` what the create that made it was asked for and will not work as things are.
     """
 
     def __init__(self, info: public.WorkspaceInfo, client: Client, report: public.ResumeReport | None = None) -> None:
         self.info = info
         self.report = report
+        self.warnings: builtins.list[str] = []
         self.client = client
         self.commands = Commands(self)
         self.files = Files(self)
@@ -71,12 +73,14 @@ class Workspace:
         body = _core.checked(public.CreateWorkspace, name=_core.fresh_name() if name is None else name, **create_fields(options))
         call = _core.post("/v1/workspaces", body.model_dump(mode="json", exclude_defaults=True))
         try:
-            made = client.fetch(call, public.AwakeAnswer)
+            made = client.fetch(call, public.CreatedAnswer)
         except AlreadyExists:
             if not exist_ok:
                 raise
             return cls.connect(body.name, client=client)
-        return cls(made.workspace, client, made.report)
+        workspace = cls(made.workspace, client, made.report)
+        workspace.warnings = made.warnings
+        return workspace
 
     @classmethod
     def connect(cls, ref: str, *, wake: bool = True, client: Client | None = None) -> Self:
