@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from perdure import saving
+from perdure import fitness, saving
 from perdure.api.guest import create_guest_app
 from perdure.api.handles import PURPOSE, Handles
 from perdure.api.keys import ensure_key_file, single_key
@@ -48,7 +48,7 @@ from perdure.images.model import Image
 from perdure.images.progress import ProgressSink, silent
 from perdure.images.registry import ImageStore
 from perdure.images.service import ImageService, as_event
-from perdure.machines.qemu import QemuConfig, QemuDriver
+from perdure.machines.qemu import QemuDriver
 from perdure.node import accelerator
 from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
@@ -84,7 +84,7 @@ def serve(settings: Settings) -> int:
 
 async def build_image(settings: Settings, spec: public.BuildImage, show: Callable[[public.BuildEvent], None]) -> public.ImageInfo:
     """Build in this process, without a server. ``show`` gets progress."""
-    driver = _driver(settings)
+    driver = fitness.driver(settings)
     images = ImageStore(settings.images)
 
     async def nobody(_digest: str) -> list[str]:
@@ -113,11 +113,6 @@ def recover_from_store(settings: Settings, show: saving.Show) -> public.Recovere
     crashpoints.arm(settings.crash_file)
     with _locked(settings):
         return asyncio.run(saving.recover(settings, show, lambda: _node_id(settings, SystemClock())))
-
-
-async def doctor(settings: Settings) -> public.DoctorReport:
-    """What this host can do, and what mends the rest."""
-    return await examine(settings, _driver(settings), ImageStore(settings.images))
 
 
 # ------------------------------------------------------------------------------------------------------------------- serve
@@ -201,7 +196,7 @@ class _ControlPlane:
 @asynccontextmanager
 async def _control_plane(settings: Settings, clock: Clock, database: Database, ending: Ending) -> AsyncIterator[_ControlPlane]:
     """Node and workspaces, repaired and watched over; at the end everything awake is hibernated."""
-    driver = _driver(settings)
+    driver = fitness.driver(settings)
     image_store = ImageStore(settings.images)
     guest_app = _LateApp()
     dialer = Dialer(EgressRules.parse(settings.egress_private_allow))
@@ -293,10 +288,6 @@ async def _claim(home: SecondHome) -> None:
         await home.claim()
     except Unavailable as error:
         log.warning("the object store does not answer; uploads are tried again", error=error.message, hint=error.hint)
-
-
-def _driver(settings: Settings) -> QemuDriver:
-    return QemuDriver(QemuConfig(qemu=settings.qemu, data_dir=settings.qemu_data, jail=settings.jail))
 
 
 def _golden_maker(settings: Settings, images: ImageStore, driver: QemuDriver) -> Callable[[Image, ProgressSink], Any]:

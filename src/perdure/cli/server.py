@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from perdure.cli import daemon, unit
-from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, wants_json
+from perdure.cli.output import JsonFlag, Status, console, dump, markup, note, say, wants_json
 from perdure.core import files
 from perdure.core.config import Settings
 from perdure.core.errors import HostUnfit, InvalidRequest
@@ -132,9 +133,12 @@ def doctor(ctx: typer.Context, json: JsonFlag = False) -> Status:
         with Client() as client:
             report = client.doctor()
     else:
-        from perdure import wiring
+        from perdure import fitness
 
-        report = asyncio.run(wiring.doctor(settings))
+        out = console(stderr=True)
+        is_watched = not as_json and out.is_terminal  # the first time on a host, a kernel may be given ten seconds to boot
+        with out.status("Trying what this host can do", spinner="line") if is_watched else nullcontext():
+            report = asyncio.run(fitness.doctor(settings))
     if as_json:
         dump(report)
         return Status(0 if report.ok else 1)

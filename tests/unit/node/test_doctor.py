@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,3 +65,10 @@ def test_a_kernel_that_does_not_tell_writes_is_told(works: bool, status: CheckSt
     monkeypatch.setattr("perdure.machines.softdirty.works", lambda: works)
     check = _soft_dirty()
     assert (check.name, check.status, bool(check.hint)) == ("soft-dirty", status, not works)
+
+
+def test_a_doctor_without_a_server_loads_none() -> None:
+    """Loading one took longer than all checks."""
+    heavy = ("perdure.wiring", "perdure.api", "perdure.workspaces", "perdure.backup", "fastapi", "psycopg", "alembic")
+    program = f"import sys, perdure.fitness; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
