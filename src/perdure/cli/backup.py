@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.status import Status as Spinner
 
 from perdure.cli.output import JsonFlag, console, dump, markup, note, say, size, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable
 from perdure.wire import public
+
+if TYPE_CHECKING:
+    from rich.status import Status as Spinner
 
 Show = Callable[[public.BackupEvent], None]
 PlaceOf = Annotated[
@@ -23,12 +25,6 @@ PlaceOf = Annotated[
         metavar="DIR|URL", help="A directory of its own, or s3://, gs:// or az:// with a prefix of its own.", show_default=False
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(backup)
-    app.command()(restore)
 
 
 def backup(

@@ -6,22 +6,11 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, Noun, ago, dump, markup, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, ago, dump, markup, say, size, table, wants_json
 from perdure.cli.workspaces import Name, find, state_text, woke
 from perdure.wire import public
 
 Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch's name or id.", show_default=False)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(rewind)
-    branch = typer.Typer(cls=Noun, help="Branches of a workspace.", no_args_is_help=True)
-    branch.command("ls")(branch_ls)
-    branch.command("promote")(promote)
-    branch.command("discard")(discard)
-    app.add_typer(branch, name="branch")
-    app.command("tree", hidden=True)(branch_ls)
 
 
 def rewind(

@@ -40,11 +40,6 @@ def parse_place(text: str) -> Place:
     return Place(posixpath.join(HOME, match[2]) if match[2] else HOME, match[1])
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("cp")(cp)
-
-
 def cp(
     ctx: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="PATH, NAME:PATH, or - for stdin.", show_default=False)],

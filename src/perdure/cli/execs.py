@@ -24,11 +24,6 @@ OWN_FAILURE = 125
 BROKEN_PIPE = 141
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("exec")(run)
-
-
 def run(
     ctx: typer.Context,
     name: Name,

@@ -14,11 +14,6 @@ from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk._forward import AsyncForward
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(forward)
-
-
 def parse_ports(text: str) -> tuple[int, int]:
     """``LOCAL:REMOTE``, or one port for both ends."""
     local, _, remote = text.partition(":")

@@ -8,29 +8,23 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from perdure.cli.output import JsonFlag, Noun, ago, console, dump, markup, note, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, ago, console, dump, markup, note, say, size, table, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable, _core
 from perdure.wire import public
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 Ref = Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest.", show_default=False)]
 #: Bytes of all the files together that one recipe names; with base64 they must fit into one request (4 MiB).
 SOURCES_MAX = 2 << 20
 Sink = Callable[[public.BuildEvent], None]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    image = typer.Typer(cls=Noun, help="Images that workspaces start from.", no_args_is_help=True)
-    for name, function in (("build", build), ("ls", ls), ("rm", rm), ("prune", prune)):
-        image.command(name)(function)
-    app.add_typer(image, name="image")
 
 
 def build(
@@ -146,6 +140,8 @@ class _Bars:
     """One bar that moves from step to step; a log line is its subtitle. Without a terminal: one line per step."""
 
     def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._plain = not sys.stderr.isatty()
         self._progress = Progress(*columns, console=console(stderr=True), transient=True, disable=self._plain)

@@ -7,22 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from perdure.cli.output import JsonFlag, Noun, ago, dump, duration, markup, say, size, table, wants_json
-from perdure.cli.verify import verify
+from perdure.cli.output import JsonFlag, ago, dump, duration, markup, say, size, table, wants_json
 from perdure.cli.workspaces import Name, find, kept_count
 from perdure.core.errors import InvalidRequest
 from perdure.wire import public
 
 Snapshot = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The snapshot's id or name.", show_default=False)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(configure)
-    snapshot = typer.Typer(cls=Noun, help="Snapshots of a workspace.", no_args_is_help=True)
-    for name, function in (("ls", ls), ("name", name_it), ("push", push), ("rm", rm), ("verify", verify)):
-        snapshot.command(name)(function)
-    app.add_typer(snapshot, name="snapshot")
 
 
 def configure(

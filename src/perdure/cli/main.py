@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 from typer.exceptions import Abort, TyperException
 
 import perdure
-from perdure.cli import backup, branches, copy, execs, forward, images, lineage, server, workspaces
+from perdure.cli import commands
 from perdure.cli.arguments import asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
-from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
-from perdure.sdk._acompat import close_default_client
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 app = typer.Typer(
     name="perdure",
@@ -28,8 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (server, workspaces, lineage, branches, execs, copy, forward, images, backup):
-    module.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -64,22 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = error.format_message().rstrip(".") or "Missing command"  # a group alone has printed its help instead
         complain(Usage(f"{said}.", hint="Try 'perdure --help', or --help after the command."), as_json=shared.json)
         return 2
-    except ValidationError as error:
-        complain(_bad_setting(error), as_json=shared.json)
-        return shared.failure_code
     except (KeyboardInterrupt, Abort):
         return _interrupted()
     except BrokenPipeError:
         swallow_stdout()
         return 141
     except Exception as error:  # noqa: BLE001 - the top of the program: a defect is told in one sentence too
-        return _defect(error, shared)
-    finally:
-        close_default_client()
+        complain(_explained(error), as_json=shared.json)
+        return shared.failure_code
 
 
 def _run(words: list[str], shared: Shared) -> int:
-    result = typer.main.get_command(app)(args=words, prog_name="perdure", standalone_mode=False, obj=shared)
+    root = typer.main.get_group(app)
+    commands.fill(root)
+    result = root(args=words, prog_name="perdure", standalone_mode=False, obj=shared)
     if isinstance(result, Status):
         return result.code
     if result == 130:  # typer's word for Ctrl-C
@@ -92,23 +88,29 @@ def _interrupted() -> int:
     return 130
 
 
-def _bad_setting(error: ValidationError) -> PerdureError:
+def _explained(error: Exception) -> PerdureError:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return _bad_value(error)
+    from perdure.core.config import Settings
+
+    if Settings().log_level == "debug":
+        traceback.print_exc()
+    return PerdureError(
+        f"perdure failed because of a defect of its own ({type(error).__name__}: {error}).",
+        hint="Set PERDURE_LOG_LEVEL=debug and run it again to see where.",
+    )
+
+
+def _bad_value(error: ValidationError) -> PerdureError:
+    from perdure.core.config import Settings
+
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     if error.title != Settings.__name__:
         return PerdureError(f"The server's answer was not understood: {name}: {first['msg']}.", hint="Use the server's version.")
     return InvalidRequest(f"The setting PERDURE_{name.upper()} is not valid: {first['msg']}.", hint="Correct it, or unset it.")
-
-
-def _defect(error: Exception, shared: Shared) -> int:
-    if Settings().log_level == "debug":
-        traceback.print_exc()
-    problem = PerdureError(
-        f"perdure failed because of a defect of its own ({type(error).__name__}: {error}).",
-        hint="Set PERDURE_LOG_LEVEL=debug and run it again to see where.",
-    )
-    complain(problem, as_json=shared.json)
-    return shared.failure_code
 
 
 if __name__ == "__main__":

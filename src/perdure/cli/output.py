@@ -8,18 +8,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import dropwhile
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from pydantic import BaseModel
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from typer.core import TyperGroup
 
 from perdure.core.clock import SystemClock
 from perdure.core.errors import PerdureError
+
+if TYPE_CHECKING:  # imported where something is drawn: a script that reads JSON need not wait for it
+    from rich.console import Console
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.", show_default=False)]
 
@@ -36,17 +33,6 @@ class Shared:
 
     json: bool = False
     failure_code: int = 1  # exec uses 125, since its other codes are the command's
-
-
-class Noun(TyperGroup):
-    """A word with commands below it. Alone it shows them, to people; to a program it says in JSON what is missing."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.obj.json:
-            args = [*dropwhile(lambda word: word == "--json", args)]
-            if not args:
-                ctx.fail("Missing command.")
-        return super().parse_args(ctx, args)
 
 
 def wants_json(ctx: typer.Context, flag: bool) -> bool:
@@ -70,6 +56,8 @@ def _escaped(char: str) -> str:
 
 def markup(text: object) -> str:
     """``safe`` text that rich takes literally."""
+    from rich.markup import escape
+
     return escape(safe(text))
 
 
@@ -80,6 +68,8 @@ def dump(value: object) -> None:
 
 
 def plain(value: object) -> Any:
+    from pydantic import BaseModel
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):
@@ -90,6 +80,8 @@ def plain(value: object) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
@@ -105,6 +97,8 @@ def note(text: str) -> None:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Columns without lines; cells are rich markup."""
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False, header_style="dim", show_edge=False)
     for header in headers:
         made.add_column(header, justify="right" if header in right else "left", no_wrap=True)

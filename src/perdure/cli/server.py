@@ -27,12 +27,6 @@ NAMED_MAX = 5
 SIGNS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for function in (up, down, doctor, demo, bench):
-        app.command()(function)
-
-
 def up(
     ctx: typer.Context,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it serves; it goes on in the background.")] = False,

@@ -39,13 +39,6 @@ DurableOption = Annotated[Durable, typer.Option("--durable", help="store: wait u
 _HOMES = {"local": "node", "store": "object store"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for function in (create, ls, show, sleep, wake, checkpoint, fork, log, resize, recover, rm):
-        app.command()(function)
-    app.command("keep-awake")(keep_awake)
-
-
 def find(name: str) -> Workspace:
     """The workspace, without waking it."""
     return Workspace.connect(name, wake=False)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PREFIX = "PERDURE_"
 
 
 def default_home() -> Path:
@@ -25,17 +26,17 @@ def notify_socket() -> str | None:
     return os.environ.get("NOTIFY_SOCKET")
 
 
-class Settings(BaseSettings):
-    """Everything an operator can set. Immutable; tests build their own."""
+class Settings(BaseModel):
+    """Everything an operator can set: what is given, else what the environment says, else the default. Immutable."""
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     home: Path = Field(default_factory=default_home, description="Data directory of this node and its embedded database.")
     image_dir: Path | None = Field(default=None, description="Images and golden snapshots; default HOME/images.")
     database_url: str | None = Field(default=None, description="PostgreSQL URL; unset starts the embedded one under HOME/db.")
     listen_host: str = Field(default="127.0.0.1", description="TCP address of the API; TCP always needs a key.")
     listen_port: int = Field(default=7070, ge=0, le=65535, description="TCP port of the API; 0 picks a free one.")
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: tuple[str, ...] = Field(
         default=(), description="Host names accepted in the Host header besides loopback and listen_host."
     )
     url: str | None = Field(default=None, description="Client: base URL of the server; unset uses the Unix socket under HOME.")
@@ -81,7 +82,7 @@ class Settings(BaseSettings):
         description="Object store for snapshots: file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; "
         "unset: snapshots stay on this node only.",
     )
-    store_options: Annotated[tuple[str, ...], NoDecode] = Field(
+    store_options: tuple[str, ...] = Field(
         default=(),
         repr=False,
         description="NAME=VALUE for the object store's client, such as endpoint=http://127.0.0.1:9000 or region=eu-west-1.",
@@ -101,7 +102,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=20.0, gt=0, description="Node lease in the database.")
     freeze_s: float = Field(default=15.0, gt=0, description="The node freezes its VMs this long after its last sure renewal.")
 
-    egress_private_allow: Annotated[tuple[str, ...], NoDecode] = Field(
+    egress_private_allow: tuple[str, ...] = Field(
         default=(), description="HOST:PORT on private or node addresses that workspaces may be allowed to reach."
     )
     log_level: str = Field(default="info", description="Least severe messages that are logged: debug, info, warning or error.")
@@ -109,6 +110,15 @@ class Settings(BaseSettings):
     crash_file: Path | None = Field(
         default=None, description="Tests of crashes: a file that names the point at which a process is killed; unset: none."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        names = {PREFIX + name.upper(): name for name in cls.model_fields}
+        said = {name: os.environ[variable] for variable, name in names.items() if variable in os.environ}
+        return {**said, **given}
 
     @field_validator("allowed_hosts", "egress_private_allow", "store_options", mode="before")
     @classmethod

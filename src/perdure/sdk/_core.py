@@ -52,6 +52,11 @@ class Target:
         return "ws" + self.base_url.removeprefix("http")
 
     @property
+    def has_tls(self) -> bool:
+        """Whether certificates are checked; loading them takes a while."""
+        return self.base_url.startswith("https://")
+
+    @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 

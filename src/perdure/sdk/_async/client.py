@@ -48,7 +48,9 @@ class AsyncClient:
         self._http = httpx2.AsyncClient(
             base_url=self.target.base_url,
             headers=self.target.headers,
-            transport=httpx2.AsyncHTTPTransport(uds=str(socket) if socket else None, limits=limits, socket_options=alive),
+            transport=httpx2.AsyncHTTPTransport(
+                verify=self.target.has_tls, uds=str(socket) if socket else None, limits=limits, socket_options=alive
+            ),
             timeout=httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S),
             follow_redirects=False,
         )

@@ -6,7 +6,7 @@ import builtins
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack
 
 from perdure.core.errors import AlreadyExists, Conflict, DeadlineExceeded, PerdureError
 from perdure.sdk import _core
@@ -15,10 +15,12 @@ from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommands
 from perdure.sdk._async.files import AsyncFiles
 from perdure.sdk._core import Call
-from perdure.sdk._forward import AsyncForward
 from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
+
+if TYPE_CHECKING:
+    from perdure.sdk._forward import AsyncForward
 
 Model = TypeVar("Model", bound=public.Answer)
 
@@ -266,6 +268,8 @@ class AsyncWorkspace:
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncForward:
         """A local port that leads to ``port`` inside: ``async with workspace.forward(8000) as tunnel: tunnel.url``."""
+        from perdure.sdk._forward import AsyncForward  # it brings the WebSockets, which nothing else needs
+
         return AsyncForward(self.client.target, self.id, port, (host, local_port))
 
     # ------------------------------------------------------------------------------------------------------------ internals

@@ -50,7 +50,9 @@ class Client:
         self._http = httpx2.Client(
             base_url=self.target.base_url,
             headers=self.target.headers,
-            transport=httpx2.HTTPTransport(uds=str(socket) if socket else None, limits=limits, socket_options=alive),
+            transport=httpx2.HTTPTransport(
+                verify=self.target.has_tls, uds=str(socket) if socket else None, limits=limits, socket_options=alive
+            ),
             timeout=httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S),
             follow_redirects=False,
         )

@@ -8,19 +8,21 @@ import builtins
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack
 
 from perdure.core.errors import AlreadyExists, Conflict, DeadlineExceeded, PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import default_client
 from perdure.sdk._core import Call
-from perdure.sdk._forward import Forward
 from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import Commands
 from perdure.sdk._sync.files import Files
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
+
+if TYPE_CHECKING:
+    from perdure.sdk._forward import Forward
 
 Model = TypeVar("Model", bound=public.Answer)
 
@@ -266,6 +268,8 @@ class Workspace:
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> Forward:
         """A local port that leads to ``port`` inside: ``with workspace.forward(8000) as tunnel: tunnel.url``."""
+        from perdure.sdk._forward import Forward  # it brings the WebSockets, which nothing else needs
+
         return Forward(self.client.target, self.id, port, (host, local_port))
 
     # ------------------------------------------------------------------------------------------------------------ internals

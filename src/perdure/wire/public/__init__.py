@@ -23,6 +23,7 @@ from perdure.wire.public.common import (
     ErrorInfo,
     Seconds,
     Text,
+    compile_all,
 )
 from perdure.wire.public.execs import (
     ExecEvent,
@@ -179,4 +180,5 @@ __all__ = [
     "WorkspaceList",
     "WorkspaceState",
     "WorkspaceTree",
+    "compile_all",
 ]

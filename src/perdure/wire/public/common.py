@@ -20,15 +20,26 @@ Base64 = Annotated[str, Field(pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[
 
 
 class Answer(BaseModel):
-    """Base of everything the server sends."""
+    """Base of everything the server sends. A client starts often and uses a few of these, so each is compiled when it is first
+    used; a server calls ``compile_all``."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Body(BaseModel):
-    """Base of everything a client sends."""
+    """Base of everything a client sends. Compiled like an ``Answer``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+def compile_all() -> None:
+    """Compile every body now, and whatever is made of it at once from here on."""
+    waiting: list[type[BaseModel]] = [Answer, Body]
+    while waiting:
+        kind = waiting.pop()
+        kind.model_config["defer_build"] = False
+        kind.model_rebuild()
+        waiting += kind.__subclasses__()
 
 
 class ErrorInfo(Answer):

@@ -1,0 +1,200 @@
+"""All commands by name, with what ``perdure --help`` says of each. What one does is imported when it is called.
+
+Importing all of them takes longer than most of them take: models, HTTP client and tables, to print a list of names. So each is a
+``Later`` until its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from itertools import dropwhile
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class Entry(NamedTuple):
+    """``place`` is ``module:function`` below ``perdure.cli``; ``summary`` is the first paragraph of its docstring."""
+
+    name: str
+    place: str
+    summary: str
+    hidden: bool = False
+
+
+COMMANDS = (
+    Entry(
+        "up",
+        "server:up",
+        "Start the server: API, node and database in one process. Ctrl-C hibernates every workspace and stops it.",
+    ),
+    Entry(
+        "down",
+        "server:down",
+        "Stop the server of this machine: every workspace is hibernated first, however long that takes.",
+    ),
+    Entry("doctor", "server:doctor", "Say what this host can do: QEMU, KVM, jail, cgroups, storage; and what mends the rest."),
+    Entry("demo", "server:demo", "Show the whole story in about a minute, in a temporary home that is removed afterwards."),
+    Entry("bench", "server:bench", "Measure, beside a baseline taken in the same run."),
+    Entry("create", "workspaces:create", "Make a workspace. It is awake when the command returns."),
+    Entry("ls", "workspaces:ls", "List workspaces."),
+    Entry("show", "workspaces:show", "Show one workspace and what its last wake kept."),
+    Entry("sleep", "workspaces:sleep", "Hibernate a workspace now."),
+    Entry("wake", "workspaces:wake", "Wake a workspace and say what was kept."),
+    Entry("checkpoint", "workspaces:checkpoint", "Record a workspace while it runs."),
+    Entry("fork", "workspaces:fork", "Make new workspaces that continue where this one is."),
+    Entry("log", "workspaces:log", "Show a workspace's thread: what happened to it, in order."),
+    Entry("resize", "workspaces:resize", "Grow a workspace's disk; takes effect at its next disk boot."),
+    Entry(
+        "recover",
+        "workspaces:recover",
+        "Bring a failed workspace back; or, with --from-store, make the catalogue of a home that has lost its database.",
+    ),
+    Entry("rm", "workspaces:rm", "Delete workspaces with all their snapshots; their branches stay. This cannot be undone."),
+    Entry("keep-awake", "workspaces:keep_awake", "Do not let a workspace sleep for idleness for a while."),
+    Entry(
+        "configure",
+        "lineage:configure",
+        "Change a workspace's timers and how many snapshots it keeps. Does not wake it.",
+    ),
+    Entry("rewind", "branches:rewind", "Go back to a snapshot; what the workspace was until now is kept as a branch."),
+    Entry(
+        "tree",
+        "branches:branch_ls",
+        "Show the tree that a workspace belongs to: what was forked from what, when, its state and sizes.",
+        hidden=True,
+    ),
+    Entry(
+        "exec",
+        "execs:run",
+        "Run a command in a workspace; ends with the command's exit code, or 125 if Perdure failed.",
+    ),
+    Entry("cp", "copy:cp", "Copy a file or a whole directory into a workspace or out of it."),
+    Entry(
+        "forward",
+        "forward:forward",
+        "Open local ports that lead to ports in a workspace, until Ctrl-C. A connection wakes it.",
+    ),
+    Entry(
+        "backup",
+        "backup:backup",
+        "Back up everything: database, snapshots and the images they lie on. The server goes on working.",
+    ),
+    Entry(
+        "restore",
+        "backup:restore",
+        "Bring a backup back into an empty home (PERDURE_HOME). No server may run there; start it afterwards with 'perdure up'.",
+    ),
+)
+SNAPSHOT = (
+    Entry("ls", "lineage:ls", "Show the tree of a workspace's snapshots, oldest first."),
+    Entry("name", "lineage:name_it", "Give a snapshot a name: it is kept for as long as it has one."),
+    Entry(
+        "push",
+        "lineage:push",
+        "Wait until the object store has a snapshot. It is uploaded at once; all are uploaded by themselves sooner or later.",
+    ),
+    Entry(
+        "rm",
+        "lineage:rm",
+        "Remove snapshots. One that a workspace wakes from or was forked from is refused. This cannot be undone.",
+    ),
+    Entry(
+        "verify",
+        "verify:verify",
+        "Check every stored byte of snapshots and of the images below them. Wakes nothing; exits 1 when something is damaged.",
+    ),
+)
+BRANCH = (
+    Entry(
+        "ls",
+        "branches:branch_ls",
+        "Show the tree that a workspace belongs to: what was forked from what, when, its state and sizes.",
+    ),
+    Entry(
+        "promote",
+        "branches:promote",
+        "Let the workspace that a branch was forked from go on with the branch's state.",
+    ),
+    Entry(
+        "discard",
+        "branches:discard",
+        "Free branches that are not needed any more, with what only they hold. This cannot be undone.",
+    ),
+)
+IMAGE = (
+    Entry(
+        "build",
+        "images:build",
+        "Build an image. With --json: one line per step, the last one with the image.",
+    ),
+    Entry("ls", "images:ls", "List images."),
+    Entry("rm", "images:rm", "Remove an image that no workspace uses."),
+    Entry(
+        "prune",
+        "images:prune",
+        "Remove old images: those that no name points to any more and no workspace of this server uses.",
+    ),
+)
+#: name, what it is about, its commands
+GROUPS = (
+    ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
+    ("branch", "Branches of a workspace.", BRANCH),
+    ("image", "Images that workspaces start from.", IMAGE),
+)
+
+
+class Noun(TyperGroup):
+    """A word with commands below it. Alone it shows them, to people; to a program it says in JSON what is missing."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.obj.json:
+            args = [*dropwhile(lambda word: word == "--json", args)]
+            if not args:
+                ctx.fail("Missing command.")
+        return super().parse_args(ctx, args)
+
+
+class Later(TyperCommand):
+    """A command of which only its name and summary are known until it is called."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name, help=entry.summary, hidden=entry.hidden)
+        self.entry = entry
+
+    def load(self) -> TyperCommand:
+        """The command itself."""
+        module, _, function = self.entry.place.partition(":")
+        app = typer.Typer(add_completion=False)
+        app.command(self.entry.name)(getattr(import_module(f"perdure.cli.{module}"), function))
+        command = typer.main.get_command(app)
+        assert isinstance(command, TyperCommand), "one function is one command"
+        return command
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """From here on the command itself has the say. (The types of contexts are typer's own affair.)"""
+        context = self.load().make_context(info_name, args, parent, **extra)
+        context.call_on_close(_close_connections)
+        return context
+
+
+def _close_connections() -> None:
+    from perdure.sdk._acompat import close_default_client
+
+    close_default_client()
+
+
+def fill(root: TyperGroup) -> None:
+    """Add all commands."""
+    _add(root, COMMANDS)
+    for name, about, entries in GROUPS:
+        group = Noun(name=name, help=about, no_args_is_help=True)
+        _add(group, entries)
+        root.add_command(group)
+
+
+def _add(group: TyperGroup, entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        group.add_command(Later(entry))
