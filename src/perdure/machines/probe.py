@@ -26,6 +26,9 @@ KVM_DEVICE = Path("/dev/kvm")
 #: Memory of the machine that is tried; the kernel's own minimum with some room.
 PROBE_MEMORY_MIB = 256
 
+#: How many verdicts the cache holds: of several VMMs on one host, and of hosts that share their images.
+VERDICTS_KEPT = 8
+
 Alive = Callable[[Machine], Awaitable[bool]]
 
 
@@ -159,6 +162,8 @@ def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_cache(path: Path, key: str, attempt: Attempt) -> None:
-    """One verdict only: an older build's or boot's is of no use any more."""
+    """The newest verdicts: those of older builds and boots are of no use any more."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_file(path, json.dumps({key: asdict(attempt)}).encode())
+    older = {known: verdict for known, verdict in _read_cache(path).items() if known != key}
+    newest = [*older.items(), (key, asdict(attempt))][-VERDICTS_KEPT:]
+    files.write_file(path, json.dumps(dict(newest)).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 from perdure.core.config import Settings
 from perdure.core.files import make_dir, remove_tree
@@ -38,11 +39,18 @@ async def _probe(settings: Settings, driver: MachineDriver, image: Image) -> pro
             shape=image.shape(image.default_size),
             disk=DiskChain((image.root, DiskLayer(layer, "qcow2"))),
             directory=directory / "machine",
-            cache=settings.home / "accelerator.json",
+            cache=_cache(settings),
         )
         return await probe.choose(settings.accelerator, driver, spec, _answers)
     finally:
         remove_tree(directory)
+
+
+def _cache(settings: Settings) -> Path:
+    """Beside the images, for all homes that use them: a verdict is about this host and their kernel. In the home where the
+    images are not ours to write."""
+    place = settings.images if os.access(settings.images, os.W_OK) else settings.home
+    return place / "accelerator.json"
 
 
 async def _answers(machine: Machine) -> bool:
