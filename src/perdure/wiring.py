@@ -54,8 +54,8 @@ from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
 from perdure.node.secondhome import ObjectParts
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.snapshots.objects import opening
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
-from perdure.snapshots.objects.opening import open_remote
 from perdure.wire import public
 from perdure.wire.node import SecondHome
 from perdure.wire.objects import IMAGES
@@ -79,6 +79,8 @@ def serve(settings: Settings) -> int:
     crashpoints.arm(settings.crash_file)
     with _locked(settings):
         check_finished(settings.home)
+        if settings.store_url is not None:
+            opening.check(settings.store_url, settings.store_options)  # a mistake is told before a database is made
         return asyncio.run(_serve(settings))
 
 
@@ -268,7 +270,7 @@ async def _objects(settings: Settings, clock: Clock, database: Database) -> Obje
         keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file))
     elif is_sealed:
         raise _other_encryption(settings, "is encrypted: there are tenants' keys")
-    remote = open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
+    remote = opening.open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
     row = await database.one("homes.installation")
     assert row is not None, "a migration has made it"
     return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True), row["id"])

@@ -23,6 +23,11 @@ def open_remote(url: str, options: Iterable[str], keyring: Keyring, now_ms: Call
     return Remote(_opened(url, options, ATTEMPT_S, RETRY_S, retries=4), keyring, now_ms)
 
 
+def check(url: str, options: Iterable[str]) -> None:
+    """Raises what ``open_remote`` would raise: whoever starts something may ask before anything else is begun."""
+    _opened(url, options, ATTEMPT_S, RETRY_S, retries=4)
+
+
 async def probe(url: str, options: Iterable[str]) -> bool:
     """Ask the store once whether it belongs to somebody. Raises InvalidRequest or Unavailable."""
     try:
