@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .PHONY: help setup demo test test-long torture torture-all check fix dev bench lock
 
 BIN := .venv/bin
+# Where it is set, each of the programs that tests start, hundreds of them, would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Test files are dealt out to one process per core, in their order: cheap suites first, and the fixtures of a file in one process.
 # Whoever wants one process (a debugger, a quieter host) says WORKERS=0.
 WORKERS ?= auto

@@ -20,12 +20,16 @@ from perdure.core.config import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e")
+#: Of the last suite, the files that take a minute or more. They come first in it: files are dealt out whole, and one that is
+#: begun last keeps a single process busy while the others have nothing left.
+LONGEST = ("test_guides", "test_bad_input", "test_upgrade", "test_demo", "test_wheel_demo", "test_second_home", "test_sigkill")
 
 
-def _rank(item: pytest.Item) -> tuple[int, bool]:
+def _rank(item: pytest.Item) -> tuple[int, int, bool]:
     parts = item.path.relative_to(ROOT / "tests").parts
     suite = SUITES.index(parts[0]) if parts[0] in SUITES else len(SUITES)
-    return suite, item.get_closest_marker("qemu") is not None
+    length = LONGEST.index(item.path.stem) if parts[0] == "e2e" and item.path.stem in LONGEST else len(LONGEST)
+    return suite, length, item.get_closest_marker("qemu") is not None
 
 
 def pytest_configure() -> None:

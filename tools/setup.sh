@@ -110,7 +110,7 @@ stage_venv() {
         .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: -r <(uv_requirement)
     fi
     say "installing the locked packages"
-    .venv/bin/uv pip sync -q --python .venv/bin/python --require-hashes requirements.lock
+    .venv/bin/uv pip sync -q --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
     .venv/bin/uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .
     mkdir -p "$STAMPS"
     printf '%s\n' "$stamp" >"$STAMPS/venv"
