@@ -299,7 +299,9 @@ class FakeMachine:
         reader, writer = await asyncio.open_unix_connection(sock=host_end)
         guest_reader, guest_writer = await asyncio.open_unix_connection(sock=guest_end)
         self._writers[channel] = writer
-        self._guests[channel] = asyncio.create_task(self._serve(channel, guest_reader, guest_writer))
+        self._guests[channel] = serving = asyncio.ensure_future(self._driver.guest(self, channel, guest_reader, guest_writer))
+        # Not at the end of a coroutine of ours: one that is cancelled before its first step never comes to its end.
+        serving.add_done_callback(lambda _: guest_writer.transport.abort())
         return reader, writer
 
     async def events(self) -> AsyncIterator[MachineEvent]:
@@ -364,12 +366,6 @@ class FakeMachine:
             if lines := [line for line in layer.path.read_bytes().split(b"\n") if line.strip(b"\0")]:
                 return lines[-1].decode()
         return ""
-
-    async def _serve(self, channel: ChannelName, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await self._driver.guest(self, channel, reader, writer)
-        finally:
-            writer.transport.abort()
 
     # ------------------------------------------------------------------------------------------------------------ internal
 

@@ -194,13 +194,12 @@ def open_handles(spec: LaunchSpec) -> Iterator[Handles]:
         (qmp, qmp_child), (serial, serial_child) = socket.socketpair(), socket.socketpair()
         for end in (qmp_child, serial_child):
             stack.callback(end.close)
-        listeners = [_listen(stack, spec.run_dir, name) for name in (ChannelName.CONTROL, ChannelName.DATA)]
-        inherited = Descriptors(
-            qmp=qmp_child.fileno(), serial=serial_child.fileno(), control=listeners[0], data=listeners[1], **numbers
-        )
-        handles = Handles(inherited, stack, qmp, serial)
         try:
-            yield handles
+            listeners = [_listen(stack, spec.run_dir, name) for name in (ChannelName.CONTROL, ChannelName.DATA)]
+            inherited = Descriptors(
+                qmp=qmp_child.fileno(), serial=serial_child.fileno(), control=listeners[0], data=listeners[1], **numbers
+            )
+            yield Handles(inherited, stack, qmp, serial)
         except BaseException:
             qmp.close()
             if serial.fileno() >= 0:
