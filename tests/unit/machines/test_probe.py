@@ -11,7 +11,7 @@ import pytest
 from perdure.core.errors import HostUnfit
 from perdure.machines import probe
 from perdure.machines.driver import Accelerator, ChannelName, DiskChain, DiskLayer, Machine, Shape
-from perdure.machines.probe import VERDICTS_KEPT, ProbeSpec, choose
+from perdure.machines.probe import ProbeSpec, choose
 from tests.fakes.machine import FakeDriver, FakeMachine
 
 
@@ -87,9 +87,12 @@ async def test_a_verdict_is_remembered_for_the_same_build_and_kernel(spec: Probe
     assert len(driver.machines) == 3
 
 
-async def test_verdicts_of_several_vmms_are_remembered_beside_each_other_and_not_for_ever(spec: ProbeSpec) -> None:
+async def test_verdicts_of_several_vmms_are_remembered_beside_each_other_and_not_for_ever(
+    spec: ProbeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "VERDICTS_KEPT", 2)
     driver = FakeDriver(talkative)
-    builds = [f"fake {number}" for number in range(VERDICTS_KEPT + 1)]
+    builds = ["fake 1", "fake 2", "fake 3"]
     for build in builds:
         driver.upgrade(build)
         await choose("auto", driver, spec, first_byte)
