@@ -80,6 +80,31 @@ def test_a_damaged_snapshot_is_named_and_the_ancestor_that_is_offered_wakes(plac
         assert keeper.tell().pid == first.pid, "a trial does not touch who is awake"
 
 
+def test_a_bit_flipped_inside_a_disk_layer_is_found_by_the_wake(place: Place) -> None:
+    with place.client() as client:
+        workspace = Workspace.create("demo", client=client)
+        keeper = Keeper(workspace)
+        keeper.start()
+        first = keeper.put(1)
+        one = workspace.checkpoint("one")
+        keeper.put(2)
+        head = workspace.sleep()
+        layer = place.home / "store/disks" / f"{manifest(place, head.id)['layers'][-1]['disk_id']}.qcow2"
+        flip(layer, layer.stat().st_size // 2)
+
+        with pytest.raises(CorruptSnapshot) as caught:
+            workspace.wake()
+        file = f"disks/{layer.name}"
+        assert caught.value.details == {"file": file, "snapshot_id": head.id, "ancestor": one.id, "disk": "damaged"}
+        assert workspace.refresh().state.value == "failed"
+        assert place.stored("live") == set()
+        with pytest.raises(CorruptSnapshot):
+            workspace.recover("disk-boot")
+        report = workspace.recover("rewind")
+        assert (report.snapshot_id, report.memory) == (one.id, MemoryFate.KEPT)
+        assert keeper.tell() == Kept(memory=1, file=1, pid=first.pid)
+
+
 def test_a_trial_that_the_server_does_not_survive_leaves_nothing(place: Place) -> None:
     with place.client() as client:
         workspace = Workspace.create("demo", client=client)

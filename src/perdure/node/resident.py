@@ -22,7 +22,7 @@ import structlog
 
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import GuestUnresponsive, MachineDied, NoSpace, PerdureError
+from perdure.core.errors import CorruptSnapshot, GuestUnresponsive, MachineDied, NoSpace, PerdureError
 from perdure.core.inbox import Inbox
 from perdure.machines.driver import EventKind, Machine, MachineState
 from perdure.machines.guestlink import GuestLink
@@ -217,6 +217,9 @@ class Resident:
     async def _do_collapse(self) -> None:
         try:
             await self.run.collapse(self.machine, LAYERS_KEPT)
+        except CorruptSnapshot as error:
+            # The guest runs on it already. What it sleeps on names the layer as it was, so the next wake finds it, too.
+            log.error("a disk layer under a running machine is damaged", workspace=self.identity.workspace_id, file=error.file)
         except PerdureError as error:
             # A capture came between, or the machine ended: the next checkpoint asks again.
             log.info("the disk's layers were not merged", workspace=self.identity.workspace_id, reason=error.message)

@@ -204,7 +204,7 @@ class Starter:
             elif plan.with_memory:  # those that wait in the pool have mapped a golden
                 machine = await self._goldens.driver.prepare(self.launch(plan, run, "own"))
             else:
-                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), run.chain())
+                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), await run.checked_chain())
             yield machine, pooled
         except BaseException:
             if machine is not None:

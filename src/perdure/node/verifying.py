@@ -141,7 +141,7 @@ class Verification:
             if plan.with_memory:
                 machine = await driver.prepare(launch)
             else:
-                machine = await driver.boot(launch, run.chain())
+                machine = await driver.boot(launch, await run.checked_chain())
                 self.machines.add(machine)
             yield machine
         finally:

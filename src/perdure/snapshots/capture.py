@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import Conflict
+from perdure.core.errors import Conflict, CorruptSnapshot, PerdureError
 from perdure.core.files import DISK, Disk, create_file, stored_bytes
 from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
 from perdure.machines.driver import DiskChain, Machine, Pages
@@ -33,6 +33,7 @@ from perdure.snapshots import copying
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.alive import process_started
 from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.frozen import until_enough
 from perdure.snapshots.layers import layer
 from perdure.snapshots.manifest import (
     DEVICES,
@@ -144,6 +145,18 @@ class MachineRun:
         own = (layer(self.store.disks, disk_id) for disk_id in self._layers)
         return DiskChain((*self.spec.base.disks.layers, *own))
 
+    async def checked_chain(self) -> DiskChain:
+        """The same for a boot, when its frozen layers were checked. Raises CorruptSnapshot naming the layer."""
+        await self._check_layers()
+        return self.chain()
+
+    async def _check_layers(self) -> float:
+        """As a start must (``frozen``). Returns the milliseconds that it took."""
+        begun = time.perf_counter()
+        facts = self.store.frozen(self._layers)
+        await until_enough(lambda enough: self.store.layers.check(facts, enough))
+        return copying.ms(begun)
+
     @property
     def index(self) -> PageIndex:
         """Of what was captured last, or woken from."""
@@ -197,11 +210,14 @@ class MachineRun:
     async def collapse(self, machine: Machine, keep_own: int) -> None:
         """Bring the disk down to the lowest ``keep_own`` own layers and the active one, while the machine runs.
 
-        Frozen files do not change; those that no snapshot names are removed. Raises Busy when a capture interrupts it.
+        Frozen files do not change; those that no snapshot names are removed. Raises Busy when a capture interrupts it, or
+        CorruptSnapshot: damage that went into the active layer would get a checksum of its own.
         """
         dropped = frozenset(self._layers[keep_own:-1])
         if not dropped:
             return
+        facts = self.store.frozen(dropped)
+        await until_enough(lambda enough: self.store.layers.read_all(facts, enough))
         await machine.collapse_disk(len(self.spec.base.disks.layers) + keep_own)
         crashpoint(CrashPoint.LAYERS_MERGED, machine.pid)
         async with self._changing:
@@ -213,7 +229,8 @@ class MachineRun:
     # ---------------------------------------------------------------------------------------------------------- memory
 
     async def restore(self, machine: Machine) -> Mapping[str, float]:
-        """PREPARED to PAUSED: attach the disk, write memory, load devices. Returns milliseconds of each.
+        """PREPARED to PAUSED: attach the disk, write memory, load devices, and check the disk's layers beside all that. Returns
+        milliseconds of each.
 
         Raises CorruptSnapshot naming the file (the machine is then worth nothing: kill it) or RestoreFailed.
         """
@@ -224,17 +241,24 @@ class MachineRun:
         memory = asyncio.create_task(
             asyncio.to_thread(copying.write_memory, machine.memory, self.store.segments, self._index, self.spec.base.ram)
         )
+        layers = asyncio.create_task(self._check_layers())
         try:
             await machine.attach_disk(self.chain())
             timings["disk"] = copying.ms(begun)
-        except BaseException:
-            await asyncio.gather(memory, return_exceptions=True)
+            await memory
+            timings["memory"] = copying.ms(begun)
+            loading = time.perf_counter()
+            await machine.load_devices(self._devices)
+            timings["devices"] = copying.ms(loading)
+            timings["layers"] = await layers
+        except BaseException as error:
+            is_of_the_machine = isinstance(error, PerdureError) and not isinstance(error, CorruptSnapshot)
+            if not is_of_the_machine:
+                layers.cancel()
+            _, found = await asyncio.gather(memory, layers, return_exceptions=True)
+            if is_of_the_machine and isinstance(found, CorruptSnapshot):
+                raise found from error  # one that cannot take its disk says less than the layer that is damaged
             raise
-        await memory
-        timings["memory"] = copying.ms(begun)
-        loading = time.perf_counter()
-        await machine.load_devices(self._devices)
-        timings["devices"] = copying.ms(loading)
         return timings
 
     async def rehearse(self, machine: Machine, enough: threading.Event) -> None:

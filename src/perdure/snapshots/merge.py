@@ -136,13 +136,9 @@ def _write(store: SnapshotStore, path: Path, facts: Sequence[DiskFact], enough: 
         if enough.is_set():
             raise Abandoned
 
-    paths = [store.disks / disk_file(fact.disk_id) for fact in facts]
-    for fact, source in zip(facts, paths, strict=True):
-        if disk_layers.size_of(source) != fact.size:
-            raise disk_layers.corrupt(source, "its size is not the one recorded")
-        if disk_layers.checksum(source, told) != fact.checksum:
-            raise disk_layers.corrupt(source, "its checksum does not hold")
-    with Union(paths, enough) as union:
+    for fact in facts:
+        store.layers.read(fact, told)
+    with Union([store.disks / disk_file(fact.disk_id) for fact in facts], enough) as union:
         needed = union.layout.clusters * CLUSTER
         if free_bytes(store.root) < ROOM_LEFT * needed:
             raise NoSpace(

@@ -20,10 +20,10 @@ from perdure.core.files import free_bytes
 from perdure.core.ids import BaseId, SnapshotId, mint
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots.baseram import BaseRam, pages_with_data
-from perdure.snapshots.bases import Abandoned, write_base
+from perdure.snapshots.bases import Abandoned, check_base, write_base
 from perdure.snapshots.capture import now_ms
 from perdure.snapshots.compact import put_index
-from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.manifest import BaseFact, BaseRef
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pageread import SegmentReaders, read_at
 from perdure.snapshots.store import Pins, SnapshotStore
@@ -42,7 +42,8 @@ def is_worthwhile(facts: SnapshotFacts, over_mib: int) -> bool:
 
 
 def rebase(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam, enough: threading.Event) -> bool:
-    """Give a snapshot's memory a private base; ``base`` is what it lies on now. Whether that was done.
+    """Give a snapshot's memory a private base; ``base`` is what it lies on now, and intact if it is a golden's. Whether that was
+    done.
 
     It is not when it was ``enough`` before, when the snapshot changed or went meanwhile, or has no memory. Raises NotFound,
     CorruptSnapshot naming the file, NoSpace; the snapshot is then as it was. Synchronous and heavy, but of one thread alone.
@@ -62,6 +63,8 @@ def rebase(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam, enough:
         store.pin(pinned)
     try:
         _check_room(store, index, base)
+        if (own := manifest.private_base) is not None:
+            _check_whole(store, own, enough)
         crashpoint(CrashPoint.REBASE_BEGUN)
         with SegmentReaders(store.segments) as readers:
             readers.open_all(index.frames.ids)
@@ -78,6 +81,16 @@ def rebase(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam, enough:
     finally:
         store.unpin(pinned)
         store.sweep(pins.files())
+
+
+def _check_whole(store: SnapshotStore, own: BaseFact, enough: threading.Event) -> None:
+    """Damage that was copied would look intact."""
+
+    def told(_count: int) -> None:
+        if enough.is_set():
+            raise Abandoned
+
+    check_base(store.bases, own, told, content=True)
 
 
 class _Over:

@@ -28,7 +28,7 @@ def begin(
         index = PageIndex(spec.base.ram.page_count)
         if manifest is not None:
             _fits(manifest, spec, memory)
-            store.check_disks(manifest)
+            store.layers.check_heads(manifest.layers)
             own = manifest.disk_ids
             if memory:
                 store.own_base(manifest)

@@ -37,6 +37,7 @@ from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, WorkspaceId,
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.bases import check_base
+from perdure.snapshots.frozen import FrozenLayers
 from perdure.snapshots.hints import Hints
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest, base_file
@@ -86,6 +87,7 @@ class SnapshotStore:
         self.segments = root / "segments"
         self.disks = root / "disks"
         self.bases = root / "bases"
+        self.layers = FrozenLayers(self.disks)
         self._live = root / "live"
         self.hints = Hints(root / "hints", disk)
         self._manifests: dict[SnapshotId, Manifest] = {}
@@ -231,20 +233,6 @@ class SnapshotStore:
             raise CorruptSnapshot(f"The stored file {name} is damaged: its checksum does not hold.", file=name)
         return data
 
-    def check_disks(self, manifest: Manifest, *, content: bool = False) -> None:
-        """Size and header of every layer, and with ``content`` its checksum. Raises CorruptSnapshot naming the layer.
-
-        A wake checks headers: reading gigabytes of disk would cost more than the wake, and what a guest reads from a damaged
-        disk is what it would read from a damaged disk anywhere. ``verify`` checks all.
-        """
-        for fact in manifest.layers:
-            path = self.disks / disk_file(fact.disk_id)
-            if disk_layers.size_of(path) != fact.size:
-                raise disk_layers.corrupt(path, "its size is not the one recorded")
-            disk_layers.inspect(path)
-            if content and disk_layers.checksum(path) != fact.checksum:
-                raise disk_layers.corrupt(path, "its checksum does not hold")
-
     def own_base(self, manifest: Manifest) -> BaseRam | None:
         """The private base of a snapshot's memory, if it has one. Raises CorruptSnapshot naming it when it is not there."""
         fact = manifest.private_base
@@ -266,7 +254,8 @@ class SnapshotStore:
         Raises NotFound, or CorruptSnapshot naming the file.
         """
         manifest = self._read_manifest(self.manifest(snapshot_id).snapshot_id)
-        self.check_disks(manifest, content=True)
+        self.layers.check_heads(manifest.layers)
+        self.layers.read_all(manifest.layers)
         if manifest.memory is not None:
             self.devices(manifest)
             if (fact := manifest.private_base) is not None:
@@ -365,6 +354,7 @@ class SnapshotStore:
                 removed.append((str(path.relative_to(self.root)), stored_bytes(path)))
                 remove(path, disk=self.disk)
                 self._frozen.pop(DiskId(path.stem), None)
+                self.layers.forget(DiskId(path.stem))
         return removed
 
     def _held(self) -> set[str]:
@@ -490,9 +480,13 @@ class SnapshotStore:
         with self._guard:
             if disk_id in self._frozen:
                 return self._frozen[disk_id]
-        path = self.disks / disk_file(disk_id)
-        self.disk.sync_file(path)
-        return DiskFact(disk_id, disk_layers.size_of(path), stored_bytes(path), disk_layers.checksum(path))
+        self.disk.sync_file(self.disks / disk_file(disk_id))
+        return self.layers.freeze(disk_id)
+
+    def frozen(self, disk_ids: Iterable[DiskId]) -> tuple[DiskFact, ...]:
+        """What is recorded of those of these layers that a snapshot names."""
+        with self._guard:
+            return tuple(self._frozen[disk_id] for disk_id in disk_ids if disk_id in self._frozen)
 
     def is_frozen(self, disk_id: DiskId) -> bool:
         """Whether a snapshot names this layer, so that nobody may write it any more."""

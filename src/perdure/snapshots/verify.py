@@ -1,8 +1,8 @@
 """A full check of stored snapshots: every byte that a wake would read, and those that it trusts.
 
 What a wake checks, before its guest runs one instruction: the checksums of manifest, index and device state; header and length of
-every segment; the checksum of every frame and page, while it is read; size and header of every disk layer. It does not read whole
-disk layers, nor the files that all workspaces of an image share: that would cost more than the wake. This module does.
+every segment; the checksum of every frame and page, while it is read; every disk layer, but for large ones that this process has
+read before (``frozen``). It does not read the gigabytes that all workspaces of an image share. This module reads all.
 
 Files are shared by snapshots, so one ``Verifier`` serves a whole pass and reads each of them once. Synchronous: call it in a
 thread.
@@ -19,7 +19,6 @@ import numpy as np
 from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import DiskId, SegmentId, SnapshotId
 from perdure.machines.driver import PageNumbers
-from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.bases import check_base
 from perdure.snapshots.layers import disk_file
@@ -91,14 +90,10 @@ class Verifier:
         return self._layers[key]
 
     def _read_layer(self, fact: DiskFact) -> Damage | None:
-        path = self._store.disks / disk_file(fact.disk_id)
-        name = f"disks/{path.name}"
+        name = f"disks/{disk_file(fact.disk_id)}"
         try:
-            if disk_layers.size_of(path) != fact.size:
-                raise disk_layers.corrupt(path, "its size is not the one recorded")
-            if disk_layers.checksum(path, lambda count: self._told(name, count)) != fact.checksum:
-                raise disk_layers.corrupt(path, "its checksum does not hold")
-            disk_layers.inspect(path)
+            self._store.layers.read(fact, lambda count: self._told(name, count))
+            self._store.layers.check_heads((fact,))
         except CorruptSnapshot as error:
             return damage_of(error, name)
         return None

@@ -76,6 +76,25 @@ async def test_a_damaged_disk_is_found_by_verifying_and_a_missing_snapshot_is_sa
     assert three.intact
 
 
+async def test_a_damaged_disk_is_found_before_a_guest_runs_on_it(bench: Bench) -> None:
+    """By a wake, a fork and a boot of the disk; the snapshot before it wakes."""
+    workspace, first, second = await two_snapshots(bench)
+    file = bench.world.damage(second.snapshot_id, disk=True)
+    others = (bench.workspace_id(), bench.workspace_id())
+    for who, generation, source in (
+        (workspace, 3, FromSnapshot(second.snapshot_id)),
+        (others[0], 1, FromSnapshot(second.snapshot_id)),
+        (others[1], 1, FromDisk(second.snapshot_id, "requested")),
+    ):
+        with pytest.raises(CorruptSnapshot) as caught:
+            await bench.begin(who, generation=generation, source=source)
+        assert caught.value.file == file
+        assert (await bench.node.inventory()).machines == ()
+    _, report = await bench.begin(workspace, generation=4, source=FromSnapshot(first.snapshot_id))
+    assert report.memory is MemoryFate.KEPT
+    assert await bench.read(bench.node.guest(workspace, 4), "/root/file") == b"first"
+
+
 async def test_a_trial_wakes_a_snapshot_and_leaves_nothing(bench: Bench) -> None:
     workspace, first, second = await two_snapshots(bench)
     before = await bench.node.inventory()

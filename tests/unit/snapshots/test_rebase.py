@@ -263,6 +263,20 @@ async def test_damage_is_never_copied(node: Node) -> None:
         rebase(node.store, SnapshotId("snp_none"), node.base.ram, NEVER)
 
 
+async def test_damage_of_a_private_base_is_never_copied_into_the_next(node: Node) -> None:
+    facts, _ = await asleep(node)
+    assert rebase(node.store, facts.snapshot_id, node.base.ram, NEVER)
+    path = node.store.bases / f"{base_of(node, facts.snapshot_id).base_id}.ram"
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptSnapshot) as caught:
+        rebase(node.store, facts.snapshot_id, BaseRam(path), NEVER)
+    assert caught.value.file == f"bases/{path.name}"
+    assert list(node.store.bases.iterdir()) == [path]
+
+
 async def test_a_disk_only_snapshot_has_nothing_to_rebase(node: Node) -> None:
     run, machine = await node.wake(1)
     machine.write_disk(b"x")

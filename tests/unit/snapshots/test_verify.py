@@ -159,12 +159,14 @@ async def test_a_wake_refuses_before_there_is_a_machine(
     run.end()
 
 
-async def test_a_wake_finds_a_flipped_bit_in_a_page_it_loads(node: Node, pair: Pair) -> None:
-    path = pair.path(node, "segment")
-    flip(path, 0.5)
+@pytest.mark.parametrize("where", OFFSETS)
+@pytest.mark.parametrize("kind", ["index", "devices", "segment", "lower", "layer"])
+async def test_a_wake_finds_a_flipped_bit_of_every_kind_of_file(node: Node, pair: Pair, kind: str, where: float) -> None:
+    path = pair.path(node, kind)
+    flip(path, where)
     with pytest.raises(CorruptSnapshot) as caught:
         await node.wake(3, pair.second)
-    assert caught.value.file == f"segments/{path.name}"
+    assert caught.value.file == str(path.relative_to(node.store.root))
 
 
 async def test_a_damaged_base_is_not_blamed_on_the_pages_that_lie_on_it(node: Node, pair: Pair) -> None:

@@ -85,7 +85,8 @@ class Mover:
 
     def _sources(self, manifest: Manifest) -> list[Source]:
         store = self.store
-        store.check_disks(manifest, content=True)
+        store.layers.check_heads(manifest.layers)
+        store.layers.read_all(manifest.layers)
         sources = [file_source(disk_file(layer.disk_id), store.disks / disk_file(layer.disk_id)) for layer in manifest.layers]
         if manifest.memory is not None:
             if (own := manifest.private_base) is not None:
@@ -164,9 +165,14 @@ class Mover:
         return fact
 
     def _has_layer(self, told: DiskFact, path: Path) -> bool:
-        """Whether the layer is here. What is only debris of its name is removed; one that snapshots here name is not read again,
-        but it must be there."""
-        if self.store.is_frozen(told.disk_id) and _size(path) == told.size:
+        """Whether the layer is here. What is only debris of its name is removed, and so is a damaged one that other snapshots
+        here name: what is fetched in its place is what they had, and a machine that has it open keeps it."""
+        if any(known.checksum == told.checksum for known in self.store.frozen((told.disk_id,))):
+            try:
+                self.store.layers.check((told,))
+            except CorruptSnapshot:
+                remove(path, disk=self.store.disk)
+                return False
             return True
         if not path.exists():
             return False
@@ -279,13 +285,6 @@ def _batches(segments: Path, index: PageIndex, base: BaseRam) -> Iterator[tuple[
         order = np.argsort(pages)
         yield pages[order], np.concatenate([part for _, part in parts])[order]
         low = high
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 def _differs(item: StoredItem, name: str) -> CorruptSnapshot:

@@ -14,6 +14,7 @@ import pytest
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import BaseRef
 from perdure.snapshots.merge import merge
 from perdure.snapshots.objects.chunks import file_source
@@ -317,6 +318,20 @@ async def test_a_damaged_private_base_is_mended_by_a_fetch(here: Place) -> None:
     await wakes_as(here.node, fetched, machine)
     for one in here.node.store.complete():
         here.node.store.verify(one.snapshot_id)
+
+
+async def test_a_damaged_layer_is_mended_by_a_fetch_also_for_others_on_it(here: Place) -> None:
+    first, one = await asleep(here.node)
+    second, two = await asleep(here.node, 2, first.snapshot_id)
+    item, _ = await here.mover.upload(second.snapshot_id)
+    layer = here.node.store.disks / disk_file(here.node.store.manifest(first.snapshot_id).disk_ids[0])
+    data = bytearray(layer.read_bytes())
+    data[-2000] ^= 1
+    layer.write_bytes(data)
+    here.node.store.delete([second.snapshot_id])
+    fetched = await here.mover.fetch(item.key)
+    await wakes_as(here.node, fetched, two)
+    await wakes_as(here.node, first, one)
 
 
 async def test_a_crash_at_any_write_of_a_fetch_of_a_private_base_leaves_nothing_or_all(here: Place, tmp_path: Path) -> None:
