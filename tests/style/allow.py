@@ -27,6 +27,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "tests/fakes/api_server.py::FakeServer.wait_for.watch": "looks at a condition inside the server between its events",
         "tests/fakes/guest_agent.py::_child": "the kernel sends no event for a child's birth",
         "src/perdure/node/compaction.py::Compaction._work": "a period: what fell asleep is looked at a while later, on purpose",
+        "src/perdure/node/shared.py::SharedFiles._work": "a while after the server's start, on purpose: at first everybody wakes",
         "src/perdure/node/lease.py::LeaseKeeper._keep": "a period, not a wait: a lease is renewed by the clock",
         "src/perdure/sdk/_acompat.py::apause": "delay between retries of a call; the server has nothing to signal with",
         "src/perdure/sdk/_acompat.py::pause": "the sync twin of apause",

@@ -19,6 +19,7 @@ from perdure.node.resident import Resident
 from perdure.node.supervisor import NodeSupervisor
 from perdure.snapshots import copying, pagelog, pageread
 from perdure.snapshots.capture import Captured, MachineRun
+from perdure.snapshots.frozen import FrozenLayers
 from perdure.snapshots.objects.collect import Collector
 from perdure.snapshots.objects.remote import pack_name
 from perdure.snapshots.segments import SegmentWriter
@@ -184,6 +185,11 @@ def damage_believed() -> Patches:
     return [patch.object(pageread, "read", unverified), patch.object(pagelog, "read", unverified)]
 
 
+def layer_believed() -> Patches:
+    """A start looks at the heads of disk layers and at nothing behind them."""
+    return [patch.object(FrozenLayers, "check", lambda *_: None)]
+
+
 def disk_of_a_dead_machine_dropped() -> Patches:
     """What a machine wrote after its last snapshot goes with it."""
 
@@ -206,6 +212,7 @@ DEFECTS: dict[str, Callable[[], Patches]] = {
     "mark-before-the-look": mark_before_the_look,
     "mark-of-a-lost-capture": mark_of_a_lost_capture,
     "damage-believed": damage_believed,
+    "layer-believed": layer_believed,
     "dead-disk-dropped": disk_of_a_dead_machine_dropped,
 }
 

@@ -24,6 +24,7 @@ from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.files import DISK, Disk
 from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId, WorkspaceId
 from perdure.images.model import Golden, Image
+from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, Machine, VmmIdentity
 from perdure.node import resident
 from perdure.node.compaction import Compaction
@@ -88,7 +89,7 @@ def make_image(directory: Path) -> None:
 
 
 class _Nothing:
-    """Egress, the guest's own API and the image cache, of which a torture machine has none."""
+    """Egress and the guest's own API, of which a torture machine has none."""
 
     def register(self, *_: object) -> None:
         return None
@@ -98,9 +99,6 @@ class _Nothing:
 
     def open_streams(self, *_: object) -> int:
         return 0
-
-    def sweep(self) -> tuple[str, ...]:
-        return ()
 
 
 class _Goldens:
@@ -200,7 +198,7 @@ class TortureNode(NodeSupervisor):
         settings = Settings(home=home, image_dir=image, pool_size=0, unresponsive_s=3600, crash_file=None)
         nothing = cast(Any, _Nothing())
         super().__init__(
-            NodeParts(node_id, settings, clock or SystemClock(), nothing, Accelerator.TCG, nothing, nothing, nothing)
+            NodeParts(node_id, settings, clock or SystemClock(), nothing, Accelerator.TCG, ImageStore(image), nothing, nothing)
         )
         self._store = SnapshotStore(settings.store, disk)
         self._goldens = goldens = cast(Any, _Goldens(image, disk, token))
@@ -256,8 +254,9 @@ class TortureNode(NodeSupervisor):
             for task in one._tasks:
                 task.cancel()
             await one.machine.kill()
-        if self._compaction._task is not None:
-            self._compaction._task.cancel()
+        for task in (self._compaction._task, self._shared._task):
+            if task is not None:
+                task.cancel()
         self.store.close()
 
     # ----------------------------------------------------------------------------------------------- what the proofs need

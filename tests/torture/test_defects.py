@@ -19,6 +19,7 @@ WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "acknowledge-before-commit": (("cuts",), ("disk.kept",)),
     "gc-of-pinned-pack": (("store",), ()),
     "damage-believed": (("damage",), ("flip.segment",)),
+    "layer-believed": (("damage",), ("flip.layer",)),
     "gc-of-pinned": (("full",), ()),
     "mark-before-the-look": (("full",), ()),
     "mark-of-a-lost-capture": (("full",), ()),

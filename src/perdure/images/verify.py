@@ -6,7 +6,8 @@ One ``ImageVerifier`` serves a whole pass and reads each file once. Synchronous:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from perdure.core.errors import CorruptData
@@ -63,18 +64,24 @@ class ImageVerifier:
         except CorruptData as error:
             return [Damage(error.file, error.message)]
         self._told(file_name(path), path.stat().st_size)
-        checked = ((path.parent / name, facts) for name, facts in described["files"].items())
-        return [Damage(file_name(beside), why) for beside, facts in checked if (why := self._problem(beside, facts))]
+        found = []
+        for name, facts in described["files"].items():
+            file = file_name(path.parent / name)
+            if problem := problem_of(path.parent / name, facts, partial(self._told, file)):
+                found.append(Damage(file, problem))
+        return found
 
-    def _problem(self, path: Path, facts: dict[str, object]) -> str:
-        name = file_name(path)
-        try:
-            if path.stat().st_size != facts["bytes"]:
-                return f"The file {name} is damaged: its size is not the one recorded."
-            if sparse_sha256(path, lambda count: self._told(name, count)) != facts["sha256"]:
-                return f"The file {name} is damaged: its checksum does not hold."
-        except FileNotFoundError:
-            return f"The file {name} is missing."
-        except OSError as error:
-            return f"The file {name} cannot be read ({error.strerror})."
-        return ""
+
+def problem_of(path: Path, facts: Mapping[str, object], told: Callable[[int], None]) -> str:
+    """What is wrong with a file of an image, in a sentence, held against what its description says; nothing if it is whole."""
+    name = file_name(path)
+    try:
+        if path.stat().st_size != facts["bytes"]:
+            return f"The file {name} is damaged: its size is not the one recorded."
+        if sparse_sha256(path, told) != facts["sha256"]:
+            return f"The file {name} is damaged: its checksum does not hold."
+    except FileNotFoundError:
+        return f"The file {name} is missing."
+    except OSError as error:
+        return f"The file {name} cannot be read ({error.strerror})."
+    return ""

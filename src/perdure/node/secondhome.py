@@ -6,6 +6,7 @@ Uploads give way: while a workspace is being started they stand still, so that n
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -64,11 +65,14 @@ class Starts:
         self._sources: Counter[SnapshotId | None] = Counter()
         self._none = asyncio.Event()
         self._none.set()
+        self.quiet = threading.Event()  # the same, for threads
+        self.quiet.set()
 
     @contextmanager
     def one(self, source: SnapshotId | None) -> Iterator[None]:
         self._sources[source] += 1
         self._none.clear()
+        self.quiet.clear()
         try:
             yield
         finally:
@@ -76,6 +80,7 @@ class Starts:
             self._sources += Counter()  # drops what is zero
             if not self._sources:
                 self._none.set()
+                self.quiet.set()
 
     def reads(self, snapshot_id: SnapshotId) -> bool:
         return self._sources[snapshot_id] > 0

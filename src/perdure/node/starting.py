@@ -24,6 +24,7 @@ from perdure.machines.guestlink_hooks import HookLimits
 from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Parts
+from perdure.node.shared import SharedFile, SharedFiles, private_base
 from perdure.node.warming import Warming
 from perdure.snapshots.capture import Base, MachineRun, RunSpec
 from perdure.snapshots.manifest import Manifest, explain_mismatch
@@ -68,11 +69,18 @@ class Starter:
     """Makes running machines out of start specs."""
 
     def __init__(
-        self, goldens: Goldens, store: SnapshotStore, pool: WarmPool[PoolKey], unresponsive_s: float, hooks: HookLimits
+        self,
+        goldens: Goldens,
+        store: SnapshotStore,
+        pool: WarmPool[PoolKey],
+        shared: SharedFiles,
+        unresponsive_s: float,
+        hooks: HookLimits,
     ) -> None:
         self._goldens = goldens
         self._store = store
         self._pool = pool
+        self._shared = shared
         self._unresponsive_s = unresponsive_s
         self._hooks = hooks
         self.warming = Warming(store)
@@ -86,6 +94,7 @@ class Starter:
         """
         times = Timeline()
         plan = await self.plan(spec)
+        await self._shared.before_start(self._below(plan))
         run = await asyncio.to_thread(self.begin, spec, plan)
         times.mark("recorded")
         source = plan.manifest.snapshot_id if plan.manifest is not None and plan.with_memory else None
@@ -152,6 +161,19 @@ class Starter:
         if golden is not None:
             origin = self._goldens.at(origin, golden)
         return Plan(origin, manifest, True, MemoryFate.KEPT, "")
+
+    def _below(self, plan: Plan) -> list[SharedFile]:
+        """What this start reads and other workspaces do, too."""
+        origin, manifest = plan.origin, plan.manifest
+        shape = origin.image.shape(origin.size)
+        disks = self._goldens.base(origin, manifest).disks.layers
+        paths = [shape.kernel, shape.initrd, shape.agent_disk, *(layer.path for layer in disks)]
+        own = manifest.private_base if manifest is not None and plan.with_memory else None
+        if plan.with_memory and manifest is None:
+            paths.append(origin.golden.devices)
+        if plan.with_memory and own is None:
+            paths.append(origin.golden.ram)
+        return [*self._shared.of(paths), *(() if own is None else (private_base(self._store, own),))]
 
     def begin(self, spec: StartSpec, plan: Plan) -> MachineRun:
         """The intent on record and a layer to write. Heavy: call it in a thread."""

@@ -33,6 +33,7 @@ from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
 from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
+from perdure.node.shared import SharedFile, SharedFiles, below
 from perdure.node.starting import PoolKey, Starter
 from perdure.node.verifying import Verification
 from perdure.snapshots.alive import is_alive
@@ -97,10 +98,11 @@ class NodeSupervisor:
         self._pool: WarmPool[PoolKey] = WarmPool(self._prepare, parts.settings.pool_size)
         settings = parts.settings
         hooks = HookLimits(settings.hook_limit_s, settings.hooks_limit_s)
-        self._starter = Starter(self._goldens, self._store, self._pool, settings.unresponsive_s, hooks)
-        self._compaction = Compaction(self._store, self._base_of, settings.rebase_mib)
-        self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._starts = Starts()
+        self._shared = SharedFiles(self._starts, self._retire_damaged)
+        self._starter = Starter(self._goldens, self._store, self._pool, self._shared, settings.unresponsive_s, hooks)
+        self._compaction = Compaction(self._store, self._whole_base_of, settings.rebase_mib)
+        self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._home = None if parts.objects is None else self._second_home(parts.objects)
         self.second_home: SecondHome | None = self._home
         self._residents: dict[WorkspaceId, Resident] = {}
@@ -119,9 +121,11 @@ class NodeSupervisor:
         if self._debris:
             log.info("removed what an earlier process left", things=len(self._debris))
         self._compaction.start()
+        self._shared.start(lambda: below(self._store, self._parts.images, self._shared))
 
     async def close(self) -> None:
         await self._verification.close()
+        await self._shared.close()
         await self._compaction.close()
         await self._pool.close()
         for resident in list(self._residents.values()):
@@ -147,6 +151,12 @@ class NodeSupervisor:
         """An image is gone or another one has its name: no warm machine waits for it any more."""
         for key in self._goldens.forget(image):
             await self._pool.drop(key)
+
+    async def _retire_damaged(self, file: SharedFile) -> None:
+        """What waits in the pool has mapped the file, and would have it still when another is in its place."""
+        parts = file.path.parts
+        if "blobs" in parts:
+            await self.retire(parts[parts.index("blobs") + 1])
 
     async def _origin(self, image: str, size: MachineSize) -> Origin:
         """Where a start begins; warm machines of another VMM build or golden of the same image and size are dropped."""
@@ -340,6 +350,13 @@ class NodeSupervisor:
             return await asyncio.to_thread(self._store.own_base, manifest)
         origin = await self._goldens.origin(manifest.image, manifest.size)
         return self._goldens.base(self._goldens.at(origin, manifest.memory.base.golden), manifest).ram
+
+    async def _whole_base_of(self, manifest: Manifest) -> BaseRam | None:
+        """The same for who writes the memory anew: over a damaged base that would spoil it, or look intact."""
+        base = await self._base_of(manifest)
+        if base is not None and manifest.private_base is None:
+            await self._shared.whole(self._shared.of([base.path]))
+        return base
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         return await asyncio.to_thread(self._store.delete, snapshot_ids)

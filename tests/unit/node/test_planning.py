@@ -54,7 +54,7 @@ def starter(manifest: Manifest) -> Starter:
 
     goldens = SimpleNamespace(origin=find, at=lambda origin, _ref: origin)
     store = SimpleNamespace(manifest=lambda _snapshot_id: manifest)
-    return Starter(cast(Any, goldens), cast(Any, store), cast(Any, None), 1.0, HookLimits(1.0, 1.0))
+    return Starter(cast(Any, goldens), cast(Any, store), cast(Any, None), cast(Any, None), 1.0, HookLimits(1.0, 1.0))
 
 
 async def test_a_snapshot_of_the_same_machine_keeps_its_memory() -> None:
