@@ -1,5 +1,5 @@
 """Files that many workspaces lie on: those of an image, of its goldens, and private bases. Each is read to its last byte once per
-start of the server (ADR 20).
+start of the server (ADR 21).
 
 They are gigabytes, for which no wake can wait: they are read in the background, slowly, and not while a workspace is being
 started. A start itself reads what is small, and what somebody has written to since. What is found damaged is refused by its name

@@ -1,4 +1,4 @@
-"""Frozen disk layers: whether each is what was written, to its last byte, before anything builds on it (ADR 20).
+"""Frozen disk layers: whether each is what was written, to its last byte, before anything builds on it (ADR 21).
 
 A VMM reads its layers by itself and knows of no checksum, so each is read before a guest can: small ones at every start; large
 ones when this process has not read them yet, or when the file is not the same any more. A file of which this process has seen
