@@ -240,8 +240,9 @@ class FakeNode:
                 if found.commands is None:
                     raise RestoreFailed(f"{snapshot_id} has no memory.")
                 return copy.deepcopy(found.files), _copy_commands(found.commands), dict(found.environment), MemoryFate.KEPT, ""
-            case FromDisk(snapshot_id, reason) if snapshot_id is not None:
-                self._refuse_damaged(snapshot_id, disk_only=True)
+            case FromDisk(snapshot_id, reason, checked) if snapshot_id is not None:
+                if checked:
+                    self._refuse_damaged(snapshot_id, disk_only=True)
                 return copy.deepcopy(self._find(snapshot_id).files), {}, dict(spec.environment), MemoryFate.LOST, reason
         return World().files, {}, dict(spec.environment), MemoryFate.NEW, ""
 
@@ -266,6 +267,9 @@ class FakeNode:
         self.stored[spec.snapshot_id] = StoredSnapshot(
             facts, copy.deepcopy(machine.world.files), _copy_commands(machine.world.commands), dict(machine.world.environment)
         )
+        if machine.parent in self.bad_disk:  # what lies below it is no more whole than before
+            self.damage[spec.snapshot_id] = self.damage[machine.parent]
+            self.bad_disk.add(spec.snapshot_id)
         machine.parent, machine.captured, machine.changed = spec.snapshot_id, copy.deepcopy(machine.world.files), False
         if spec.mode is CaptureMode.HIBERNATE:
             machine.end()

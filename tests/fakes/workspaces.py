@@ -320,7 +320,7 @@ class FakeWorkspaces:
         return self._put(row, disk_gib=disk_gib)
 
     async def recover(self, ctx: Context, ref: str, how: Recovery) -> tuple[Workspace, ResumeReport]:
-        fate = MemoryFate.LOST if how is Recovery.DISK_BOOT else MemoryFate.KEPT
+        fate = MemoryFate.LOST if how in (Recovery.DISK_BOOT, Recovery.DAMAGED_DISK) else MemoryFate.KEPT
         return self._start(self.find_row(ref), fate, memory_reason="requested" if fate is MemoryFate.LOST else "")
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:

@@ -28,6 +28,7 @@ class How(StrEnum):
     RETRY = "retry"
     REWIND = "rewind"
     DISK_BOOT = "disk-boot"
+    DAMAGED_DISK = "damaged-disk"
 
 
 class Durable(StrEnum):
@@ -366,7 +367,7 @@ def resize(
 def recover(
     ctx: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The workspace's name or id.", show_default=False)] = None,
-    how: Annotated[How, typer.Option(help="Retry, go one snapshot back, or boot the disk without memory.")] = How.RETRY,
+    how: Annotated[How, typer.Option(help="Again, one snapshot back, or its disk: if whole, or as it is.")] = How.RETRY,
     from_store: Annotated[
         bool, typer.Option("--from-store", help="No workspace, but the whole catalogue, when the database is lost.")
     ] = False,

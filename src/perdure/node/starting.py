@@ -49,6 +49,7 @@ class Plan:
     with_memory: bool
     memory: MemoryFate
     reason: str
+    checked: bool = True  # that the disk's layers are what was written
 
 
 class Timeline:
@@ -144,7 +145,8 @@ class Starter:
         if isinstance(source, FromDisk):
             manifest = None if source.snapshot_id is None else self._store.manifest(source.snapshot_id)
             new = manifest is None and spec.new_identity
-            return Plan(origin, manifest, False, MemoryFate.NEW if new else MemoryFate.LOST, "" if new else source.reason)
+            fate, reason = (MemoryFate.NEW, "") if new else (MemoryFate.LOST, source.reason)
+            return Plan(origin, manifest, False, fate, reason, source.checked)
         if spec.disk_gib != origin.image.disk_gib:
             return Plan(origin, None, False, MemoryFate.NEW, "")
         return Plan(origin, None, True, MemoryFate.NEW, "")
@@ -226,7 +228,8 @@ class Starter:
             elif plan.with_memory:  # those that wait in the pool have mapped a golden
                 machine = await self._goldens.driver.prepare(self.launch(plan, run, "own"))
             else:
-                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), await run.checked_chain())
+                chain = await run.checked_chain() if plan.checked else run.chain()
+                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), chain)
             yield machine, pooled
         except BaseException:
             if machine is not None:

@@ -125,7 +125,10 @@ class Integrity:
         if disk:
             ways.append(f"Its disk is intact: 'perdure recover {name} --how disk-boot' boots it without its memory.")
         elif point is None:
-            ways.append(f"'perdure snapshot verify {name}' lists the damaged files: put them back, then wake it again.")
+            ways.append(
+                f"'perdure snapshot verify {name}' lists the damaged files: put them back, then wake it again. If there is no "
+                f"copy, 'perdure recover {name} --how damaged-disk' boots the disk as it is, to save files from it."
+            )
         return " ".join(ways)
 
     async def failure(self, at: Record) -> PerdureError:

@@ -275,6 +275,7 @@ class Recovery(StrEnum):
     RETRY = "retry"  # wake from the head snapshot again
     REWIND = "rewind"  # wake from the snapshot before the head
     DISK_BOOT = "disk-boot"  # boot the head's disk without its memory
+    DAMAGED_DISK = "damaged-disk"  # the same, though what is on it may be wrong: the last way to files
 
 
 @dataclass(frozen=True, slots=True)

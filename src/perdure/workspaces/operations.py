@@ -98,12 +98,12 @@ class Operations:
         reason = "not-quiesced" if point.has_memory else "no-memory-in-snapshot"
         return Plan(FromDisk(point.id, reason), workspace.disk_gib, foreign, disk=disk, asleep_s=asleep_s)
 
-    async def plan_disk_boot(self, at: Record, reason: str) -> Plan:
-        """A cold boot of the head's disk; the wanted disk size takes effect."""
+    async def plan_disk_boot(self, at: Record, reason: str, *, checked: bool = True) -> Plan:
+        """A cold boot of the head's disk; the wanted disk size takes effect. Not ``checked``, damage does not stop it."""
         point = at.head
         disk = DiskFate.REWOUND if at.lost_branch else DiskFate.KEPT
         foreign = point is None or _is_foreign(at, point)
-        source = FromDisk(point.id if point else None, reason)
+        source = FromDisk(point.id if point else None, reason if checked else f"{reason}; its disk was not checked", checked)
         return Plan(source, at.workspace.disk_gib, foreign, disk=disk, asleep_s=await self._asleep_s(at))
 
     async def _asleep_s(self, at: Record) -> float:

@@ -378,8 +378,10 @@ class WorkspaceService:
         at = await self._losses.settle(owner, at, Event.SALVAGED, at.workspace.state_detail)
         if how is Recovery.REWIND:
             return await self._recover_before(owner, at)
-        disk_only = how is Recovery.DISK_BOOT
-        plan = await (self._operations.plan_disk_boot(at, "requested") if disk_only else self._operations.plan_wake(at))
+        if how is Recovery.RETRY:
+            plan = await self._operations.plan_wake(at)
+        else:
+            plan = await self._operations.plan_disk_boot(at, "requested", checked=how is Recovery.DISK_BOOT)
         return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value}))
 
     async def _recover_before(self, owner: Owner, at: Record) -> Record:

@@ -95,6 +95,19 @@ async def test_a_damaged_disk_is_found_before_a_guest_runs_on_it(bench: Bench) -
     assert await bench.read(bench.node.guest(workspace, 4), "/root/file") == b"first"
 
 
+async def test_a_damaged_disk_boots_when_somebody_wants_it_as_it_is(bench: Bench) -> None:
+    """The last way to files; what is made of it is no more whole than before."""
+    workspace, _, second = await two_snapshots(bench)
+    file = bench.world.damage(second.snapshot_id, disk=True)
+    _, report = await bench.begin(workspace, generation=3, source=FromDisk(second.snapshot_id, "requested", checked=False))
+    assert report.memory is MemoryFate.LOST
+    await bench.write(workspace, 3, "/root/more", b"saved")
+    third = await bench.capture(workspace, 3, HIBERNATE)
+    with pytest.raises(CorruptSnapshot) as caught:
+        await bench.begin(workspace, generation=4, source=FromSnapshot(third.snapshot_id))
+    assert caught.value.file == file
+
+
 async def test_a_trial_wakes_a_snapshot_and_leaves_nothing(bench: Bench) -> None:
     workspace, first, second = await two_snapshots(bench)
     before = await bench.node.inventory()

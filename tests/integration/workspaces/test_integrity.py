@@ -110,7 +110,18 @@ async def test_when_nothing_is_whole_it_says_so(plane: ControlPlane) -> None:
     with pytest.raises(CorruptSnapshot):
         await plane.service.recover(CTX, "demo", Recovery.DISK_BOOT)
     assert await plane.state("demo") is FAILED
-    plane.node.damage.clear()  # the files were put back
+    assert "--how damaged-disk" in caught.value.hint
+    _, report = await plane.service.recover(CTX, "demo", Recovery.DAMAGED_DISK)
+    assert (report.memory, report.memory_reason) == (MemoryFate.LOST, "requested; its disk was not checked")
+    assert await plane.read("demo", "/root/file") == b"three"
+
+
+async def test_files_that_were_put_back_wake(plane: ControlPlane) -> None:
+    for snapshot_id in await three(plane):
+        spoil(plane, snapshot_id, disk=True)
+    with pytest.raises(CorruptSnapshot):
+        await plane.service.wake(CTX, "demo")
+    plane.node.damage.clear()
     plane.node.bad_disk.clear()
     _, report = await plane.service.recover(CTX, "demo", Recovery.RETRY)
     assert report.memory is MemoryFate.KEPT

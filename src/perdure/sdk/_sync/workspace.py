@@ -202,7 +202,8 @@ class Workspace:
         self.info = self.fetch(call, public.WorkspaceInfo)
 
     def recover(self, how: str) -> public.ResumeReport:
-        """Leave the state ``failed``: ``retry``, ``rewind`` (the snapshot before the head) or ``disk-boot`` (without memory)."""
+        """Leave the state ``failed``: ``retry``, ``rewind`` (the snapshot before the head), ``disk-boot`` (without memory) or
+        ``damaged-disk`` (the same, though what is on the disk may be wrong)."""
         answer = self.fetch(_core.post(self._path("recover"), {"how": how}), public.AwakeAnswer)
         self.info, self.report = answer.workspace, answer.report
         return answer.report

@@ -70,6 +70,7 @@ class FromDisk:
 
     snapshot_id: SnapshotId | None
     reason: str  # e.g. "guest-reboot", "requested", "resize"
+    checked: bool = True  # False: somebody wants the disk although its layers' checksums may not hold
 
 
 StartSource = FromGolden | FromSnapshot | FromDisk

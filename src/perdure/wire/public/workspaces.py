@@ -271,7 +271,7 @@ class ResizeWorkspace(Body):
 
 
 class RecoverWorkspace(Body):
-    how: Literal["retry", "rewind", "disk-boot"]
+    how: Literal["retry", "rewind", "disk-boot", "damaged-disk"]
 
 
 class KeepAwake(Body):
