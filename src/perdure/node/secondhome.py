@@ -18,7 +18,7 @@ import structlog
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.ids import SnapshotId, TenantId
 from perdure.snapshots.manifest import BaseRef, Manifest
-from perdure.snapshots.objects.collect import Collector
+from perdure.snapshots.objects.collect import Collector, durable
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.local import Bases, Mover, image_key, snapshot_of
 from perdure.snapshots.objects.remote import Remote
@@ -122,8 +122,7 @@ class NodeSecondHome:
     async def claim(self) -> None:
         if not self._is_ours:
             # Every snapshot lies on an image, which is durable before it and for longer.
-            used = any(item.state is ItemState.DURABLE for item in await self._parts.catalogue.items(IMAGES))
-            await self._parts.remote.claim(self._parts.owner, used=used)
+            await self._parts.remote.claim(self._parts.owner, known=await durable(self._parts.catalogue, IMAGES))
             self._is_ours = True
 
     # ------------------------------------------------------------------------------------------------------------ to the store

@@ -335,6 +335,19 @@ async def test_an_empty_store_that_should_hold_something_is_not_taken_for_ours(
 
 
 async def test_what_is_released_goes(here: Place, objects: FakeObjects, catalogue: FakeCatalogue) -> None:
+async def test_a_store_of_others_that_has_lost_its_mark_is_not_taken(here: Place, tmp_path: Path, objects: FakeObjects) -> None:
+    await here.upload((await here.slept())[0])
+    del objects.data["perdure.json"]
+    before = dict(objects.data)
+    stranger = Place(tmp_path / "stranger", objects, FakeCatalogue(), owner="another")
+    stranger.images.add(REF)
+    snapshot_id, _ = await stranger.slept()
+    for work in (stranger.home.claim(), stranger.upload(snapshot_id), stranger.home.collect(TENANT)):
+        with pytest.raises(Conflict, match="is not empty"):
+            await work
+    assert objects.data == before
+
+
     snapshot_id, _ = await here.slept()
     await here.upload(snapshot_id)
     await catalogue.release(ItemKey(Scope(TENANT), snapshot_id))

@@ -61,7 +61,7 @@ class Collector:
     async def collect(self, scope: Scope) -> Collected:
         """One pass over one scope. Raises Conflict when the store is another's, Unavailable; then the next pass goes on."""
         remote, catalogue = self._remote, self._catalogue
-        await remote.claim(self._owner)
+        await remote.claim(self._owner, known=await durable(catalogue, scope))
         epoch = await catalogue.advance(scope)
         listed, manifests = await remote.listed(scope)  # before any row is read: what is listed has had its row by then
         doomed = await catalogue.condemn(scope, epoch)
@@ -163,6 +163,11 @@ class Collector:
             ]
 
         return await asyncio.to_thread(decode)
+
+
+async def durable(catalogue: Catalogue, scope: Scope) -> list[Item]:
+    """What a scope has in the store by our rows."""
+    return [item for item in await catalogue.items(scope) if item.state is ItemState.DURABLE]
 
 
 def _grouped(worn: list[_Worn], limit: int) -> list[list[_Worn]]:

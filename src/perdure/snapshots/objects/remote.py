@@ -9,22 +9,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Unavailable
 from perdure.core.ids import mint
 from perdure.snapshots.objects.client import Objects
 from perdure.snapshots.objects.keys import Keyring
 from perdure.snapshots.objects.packs import FOOT, PackIndex, index_bytes, read_index
-from perdure.wire.objects import ItemKey, Pack, PackId, Scope
+from perdure.wire.objects import Item, ItemKey, Pack, PackId, Scope
 
 OWNER = "perdure.json"
 _PACK = re.compile(r"^pck_[0-9a-z]{26}$")
 _MANIFEST = re.compile(r"^([A-Za-z0-9][A-Za-z0-9_-]*)\.([0-9]{1,19})$")
 _INDEXES_KEPT = 4096
+#: Of what we know to be in a store, how much is looked for when it does not say whose it is.
+_RECOGNIZED_BY = 5
+_SHOWN_MAX = 80
 
 
 class Remote:
@@ -39,22 +43,19 @@ class Remote:
     def new_name(self, prefix: str) -> str:
         return mint(prefix, now_ms=self._now_ms())
 
-    async def claim(self, owner: str, *, take: bool = False, used: bool = False) -> None:
-        """Make sure that this store belongs to the installation ``owner``; with ``take``, make it so. ``used``: by what we know
-        it holds something of ours.
+    async def claim(self, owner: str, *, take: bool = False, known: Sequence[Item] = ()) -> None:
+        """Make sure that this store belongs to the installation ``owner``; with ``take``, make it so. ``known``: what is durable
+        in it by our rows.
 
-        Raises Conflict when it is another's: to its garbage collection our objects would be strays, and its to ours; and when
-        it should hold something and is empty: then it is not that store, and whatever we call durable in it is not.
+        Raises Conflict when it is another's: to its garbage collection our objects would be strays, and its to ours; when it
+        holds something, does not say whose it is and has nothing of what we know, for the same reason; and when it should hold
+        something and is empty: then it is not that store, and whatever we call durable in it is not.
         """
         found = await self._owner()
-        if found is None and used and await self._is_empty():
-            raise Conflict(
-                "The object store is empty, and this installation has uploaded snapshots: it is another one, or was emptied.",
-                hint="Check PERDURE_STORE_URL and PERDURE_STORE_OPTIONS. If what it held is lost for good, unset them, start, "
-                "make a backup and restore it into a new home, which may begin a new store.",
-            )
+        if found is None and not take:
+            found = await self._unmarked(owner, known)
         if found is None or (take and found != owner):
-            await self.objects.put(OWNER, json.dumps({"owner": owner}).encode())
+            await self.objects.put(OWNER, _mark(owner))
             found = await self._owner()
             if found is None:
                 raise Unavailable(f"The object store acknowledged {OWNER} and does not have it.", hint="Try again.")
@@ -65,6 +66,39 @@ class Remote:
                 internal=f"owner {found}, we are {owner}",
             )
 
+    async def _unmarked(self, owner: str, known: Sequence[Item]) -> str | None:
+        """Of a store that does not say whose it is: None when it may be marked as ours, or who has marked it meanwhile."""
+        lies_there = await self._first_object()
+        if lies_there is None:
+            if not known:
+                return None
+            raise Conflict(
+                "The object store is empty, and this installation has uploaded snapshots: it is another one, or was emptied.",
+                hint="Check PERDURE_STORE_URL and PERDURE_STORE_OPTIONS. If what it held is lost for good, unset them, start, "
+                "make a backup and restore it into a new home, which may begin a new store.",
+            )
+        found = await self._owner()  # again: another node of ours may have marked it and begun to upload
+        if found is not None or await self._holds_one_of(known):
+            return found
+        raise Conflict(
+            f"The object store is not empty (it holds {lies_there[:_SHOWN_MAX]!r}), has no {OWNER} that says whose it is, and "
+            "nothing of what this installation has uploaded.",
+            hint="Check PERDURE_STORE_URL, or use a bucket or prefix of its own; 'perdure recover --from-store' takes over what "
+            "an installation without its database has left. To use it all the same, with all that this installation does not "
+            f"know in it removed in time, put an object {OWNER} into it that says {_mark(owner).decode()}",
+        )
+
+    async def _holds_one_of(self, known: Sequence[Item]) -> bool:
+        """Whether the manifest of something that we know is there, byte for byte: then the store is ours, without its mark."""
+        for item in known[-_RECOGNIZED_BY:]:
+            try:
+                data = await self.objects.get(manifest_name(item.key, item.attempt))
+            except NotFound:
+                continue
+            if hashlib.sha256(data).hexdigest() == item.checksum:
+                return True
+        return False
+
     async def _owner(self) -> str | None:
         try:
             data = await self.objects.get(OWNER)
@@ -73,16 +107,21 @@ class Remote:
         try:
             return str(json.loads(data)["owner"])
         except (ValueError, KeyError, TypeError) as error:
-            if await self._is_empty():
+            if await self._first_object() is None:
                 return None  # whoever made it first did not get further
-            raise CorruptSnapshot(f"The object {OWNER} of the store is damaged.", internal=str(error)) from error
+            raise CorruptSnapshot(
+                f"The object {OWNER} of the store is damaged.",
+                hint=f"Put {OWNER} back as it was; or remove it: a store that holds what this installation has uploaded is "
+                "recognized and marked anew.",
+                internal=str(error),
+            ) from error
 
-    async def _is_empty(self) -> bool:
-        """Whether there is nothing but a sign of whose it is."""
+    async def _first_object(self) -> str | None:
+        """The name of something that is there beside the sign of whose it is."""
         async for name, _ in self.objects.list(""):
             if name != OWNER:
-                return False
-        return True
+                return name
+        return None
 
     async def index(self, pack: Pack) -> PackIndex:
         """The index of a pack. Raises CorruptSnapshot naming it, also when it is missing."""
@@ -126,6 +165,11 @@ class Remote:
     async def _names(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         async for name, size in self.objects.list(prefix):
             yield name.rpartition("/")[2], size
+
+
+def _mark(owner: str) -> bytes:
+    """What OWNER says."""
+    return json.dumps({"owner": owner}).encode()
 
 
 def pack_name(scope: Scope, pack_id: PackId) -> str:

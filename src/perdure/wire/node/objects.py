@@ -53,8 +53,8 @@ class SecondHome(Protocol):
     """``Node.second_home``, None where no store is configured. Every method may raise Unavailable; then repeat it."""
 
     async def claim(self) -> None:
-        """Make the store ours if it is nobody's. Raises Conflict when it belongs to another installation, or is empty
-        and should not be."""
+        """Make the store ours if it is nobody's. Raises Conflict when it belongs to another installation, or does not say whose
+        it is and holds something else than we know, or is empty and should not be."""
         ...
 
     async def upload(self, snapshot_id: SnapshotId, facts: Mapping[str, Any], told: Callable[[Sent], None]) -> Sent:

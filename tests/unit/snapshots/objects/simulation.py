@@ -18,7 +18,7 @@ from perdure.snapshots.objects.remote import manifest_name
 from perdure.wire.objects import Catalogue, ItemKey, ItemState, PackState
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.objects import FakeObjects, Fault, Killed, Turns
-from tests.unit.snapshots.objects.stores import TENANT, Home
+from tests.unit.snapshots.objects.stores import TENANT, Home, marked
 
 
 def objects_of(objects: FakeObjects) -> set[str]:
@@ -30,7 +30,7 @@ class World:
     """Many processes on one store. ``wanted`` is what was acknowledged as durable and never released."""
 
     random: Random
-    objects: FakeObjects = field(default_factory=FakeObjects)
+    objects: FakeObjects = field(default_factory=marked)
     catalogue: Catalogue = field(default_factory=FakeCatalogue)
     wanted: dict[str, dict[int, int]] = field(default_factory=dict)
     tried: dict[str, dict[int, int]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from perdure.snapshots.objects.client import Objects
 from perdure.snapshots.objects.collect import Collected, Collector
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring
-from perdure.snapshots.objects.remote import Remote
+from perdure.snapshots.objects.remote import OWNER, Remote
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.wire.objects import Catalogue, Item, ItemKey, Scope
 from tests.fakes.catalogue import FakeCatalogue
@@ -33,11 +34,18 @@ def source(name: str, seeds: dict[int, int]) -> Source:
     return Source(name, Kind.REGIONS, (max(seeds, default=0) + 1) * BLOCK, iter(chunks))
 
 
+def marked(owner: str = "here") -> FakeObjects:
+    """A store that an installation has claimed, as it does before anything is uploaded."""
+    objects = FakeObjects()
+    objects.data[OWNER] = json.dumps({"owner": owner}).encode()
+    return objects
+
+
 @dataclass
 class Home:
     """One process of an installation. Several may share objects and catalogue."""
 
-    objects: Objects = field(default_factory=FakeObjects)
+    objects: Objects = field(default_factory=marked)
     catalogue: Catalogue = field(default_factory=FakeCatalogue)
     keyring: Keyring = field(default_factory=PlainKeyring)
     pack_bytes: int = 1500
