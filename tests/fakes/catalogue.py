@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from perdure.core.errors import Conflict, NotFound, StaleGeneration
@@ -26,6 +29,7 @@ class FakeCatalogue:
     epochs: dict[Scope, int] = field(default_factory=dict)
     first_seen: dict[tuple[Scope, str], int] = field(default_factory=dict)
     attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    locks: defaultdict[ItemKey, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     # ---------------------------------------------------------------------------------------------------------- uploads
 
@@ -98,6 +102,11 @@ class FakeCatalogue:
         row.pack = replace(row.pack, state=state)
 
     # ----------------------------------------------------------------------------------------------------------- looking
+
+    @asynccontextmanager
+    async def alone(self, key: ItemKey) -> AsyncIterator[None]:
+        async with self.locks[key]:
+            yield
 
     async def item(self, key: ItemKey) -> Item:
         if key not in self.items_by_key:

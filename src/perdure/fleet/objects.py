@@ -126,6 +126,13 @@ class StoreCatalogue:
         if row is None:
             raise NotFound(f"The object store has no {key}.", hint="Wait until it is uploaded, or look for another.")
         return _item(row)
+    @asynccontextmanager
+    async def alone(self, key: ItemKey) -> AsyncIterator[None]:
+        async with self._database.transaction() as tx:  # its connection is the claim: PostgreSQL ends it with whoever held it
+            await tx.run("objects.patient")
+            await tx.run("objects.alone", key=str(key))
+            yield
+
 
     async def items(self, scope: Scope) -> list[Item]:
         return [_item(row) for row in await self._database.all("objects.items", scope=check_scope(scope))]

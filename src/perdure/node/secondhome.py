@@ -149,9 +149,11 @@ class NodeSecondHome:
 
     async def _send_image(self, images: Images, ref: BaseRef) -> None:
         """The first snapshots of an image go at once, and all need it: a second attempt would take over from the first, which
-        then fails, and send gigabytes once more. Who comes later waits, and goes on with it when the first has failed."""
-        async with self._sending_images:
-            if not await self._is_stored(image_key(ref)):
+        then fails, and send gigabytes once more. Who comes later, here or on another node, waits, and goes on with it when the
+        first has failed."""
+        key = image_key(ref)
+        async with self._sending_images, self._parts.catalogue.alone(key):
+            if not await self._is_stored(key):
                 await images.upload(ref)
 
     async def _is_stored(self, key: ItemKey) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, Protocol
@@ -138,6 +139,11 @@ class Rows(Protocol):
 
 class Catalogue(Rows, Protocol):
     """All of it: what is wanted, and what goes, besides."""
+
+    def alone(self, key: ItemKey) -> AbstractAsyncContextManager[None]:
+        """Wait until nobody else is alone with this item, on any node, and be it. It ends with who died. What is lost meanwhile
+        with a connection to the rows is only the order: two attempts of one item still cannot both commit."""
+        ...
 
     async def release(self, key: ItemKey) -> None:
         """Nobody wants the item any more. One that is not there is fine."""

@@ -15,13 +15,14 @@ from perdure.core.ids import SnapshotId, TenantId
 from perdure.node import secondhome
 from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
 from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.objects.client import Objects
 from perdure.snapshots.objects.download import StoredItem
 from perdure.snapshots.objects.keys import PlainKeyring
 from perdure.snapshots.objects.local import image_key
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.wire.node import Fetching, Sent
-from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Scope
+from perdure.wire.objects import IMAGES, Catalogue, Item, ItemKey, ItemState, Scope
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.objects import FakeObjects, Fault
 from tests.fakes.tiny_machine import TinyMachine
@@ -58,7 +59,7 @@ class Images:
 class Place:
     """A node, and its way to a store that others have too."""
 
-    def __init__(self, directory: Path, objects: FakeObjects, catalogue: FakeCatalogue, owner: str = "here") -> None:
+    def __init__(self, directory: Path, objects: Objects, catalogue: Catalogue, owner: str = "here") -> None:
         directory.mkdir()
         self.node = Node(directory)
         self.node.store.open()
@@ -334,7 +335,6 @@ async def test_an_empty_store_that_should_hold_something_is_not_taken_for_ours(
     assert "perdure.json" in objects.data
 
 
-async def test_what_is_released_goes(here: Place, objects: FakeObjects, catalogue: FakeCatalogue) -> None:
 async def test_a_store_of_others_that_has_lost_its_mark_is_not_taken(here: Place, tmp_path: Path, objects: FakeObjects) -> None:
     await here.upload((await here.slept())[0])
     del objects.data["perdure.json"]
@@ -348,6 +348,7 @@ async def test_a_store_of_others_that_has_lost_its_mark_is_not_taken(here: Place
     assert objects.data == before
 
 
+async def test_what_is_released_goes(here: Place, objects: FakeObjects, catalogue: FakeCatalogue) -> None:
     snapshot_id, _ = await here.slept()
     await here.upload(snapshot_id)
     await catalogue.release(ItemKey(Scope(TENANT), snapshot_id))

@@ -92,6 +92,15 @@ delete from store_holds where scope = %(scope)s and name = %(name)s and not (pac
 update store_items set state = 'durable', size = %(size)s, checksum = %(checksum)s, durable_at = perdure_now()
 where scope = %(scope)s and name = %(name)s and generation = %(attempt)s and state = 'uploading';
 
+-- name: patient
+-- This transaction may stand still for as long as something is being sent.
+select set_config('idle_in_transaction_session_timeout', '0', true), set_config('statement_timeout', '0', true),
+       set_config('lock_timeout', '0', true);
+
+-- name: alone
+-- Until the end of the transaction nobody else is alone with the item of this name.
+select pg_advisory_xact_lock(hashtextextended('store item ' || %(key)s, 0));
+
 -- name: release
 -- Nobody wants it any more; the collection takes it.
 update store_items set state = 'released' where scope = %(scope)s and name = %(name)s;
