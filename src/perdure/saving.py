@@ -81,7 +81,13 @@ async def back_up(settings: Settings, spec: public.MakeBackup, show: Show) -> pu
 
 
 async def restore(
-    settings: Settings, given: str, backup_id: str | None, show: Show, node_id: Callable[[], NodeId]
+    settings: Settings,
+    given: str,
+    backup_id: str | None,
+    show: Show,
+    node_id: Callable[[], NodeId],
+    *,
+    skip_damaged: bool = False,
 ) -> public.RestoredInfo:
     """A backup into this home, which must be empty."""
     clock = SystemClock()
@@ -91,17 +97,18 @@ async def restore(
     def told(progress: Progress) -> None:
         show(as_event(progress))
 
-    ready = await restoring.prepare(to, place, backup_id)
+    ready = await restoring.prepare(to, place, backup_id, skip_damaged=skip_damaged)
     async with _database(settings) as url:
         done = await restoring.restore(to, place, ready, url, told)
     return public.RestoredInfo(
         backup=done.record.id,
         of=done.record.created_at,
         workspaces=done.workspaces,
-        snapshots=len(done.record.snapshots),
+        snapshots=done.snapshots,
         set_back=list(done.set_back),
         unsaved=list(done.unsaved),
         lost=list(done.lost),
+        skipped=list(done.skipped),
     )
 
 

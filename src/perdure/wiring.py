@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -103,11 +104,14 @@ def back_up(settings: Settings, spec: public.MakeBackup, show: saving.Show) -> p
         return asyncio.run(saving.back_up(settings, spec, show))
 
 
-def restore(settings: Settings, place: str, backup_id: str | None, show: saving.Show) -> public.RestoredInfo:
+def restore(
+    settings: Settings, place: str, backup_id: str | None, show: saving.Show, *, skip_damaged: bool = False
+) -> public.RestoredInfo:
     """``perdure restore`` into a home that is empty, or into which the same restore was interrupted."""
     crashpoints.arm(settings.crash_file)
     with _locked(settings):
-        return asyncio.run(saving.restore(settings, place, backup_id, show, lambda: _node_id(settings, SystemClock())))
+        node = partial(_node_id, settings, SystemClock())
+        return asyncio.run(saving.restore(settings, place, backup_id, show, node, skip_damaged=skip_damaged))
 
 
 def recover_from_store(settings: Settings, show: saving.Show) -> public.RecoveredInfo:

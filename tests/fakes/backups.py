@@ -10,6 +10,12 @@ from perdure.core.errors import NoSpace
 from perdure.wire import public
 from perdure.workspaces.model import Context
 
+LEFT_OUT = [
+    public.LeftOutInfo(snapshot="snp_2", workspace="demo", why="Its index is damaged.", has_disk=True),
+    public.LeftOutInfo(snapshot="snp_3", workspace="other", why="Its disk is damaged.", has_disk=False),
+    public.LeftOutInfo(snapshot=None, workspace="new", why="Its kernel is damaged.", has_disk=False),
+]
+
 
 class FakeBackups:
     """A place that contains ``full`` has no room; one with ``endless`` takes its time until it is cancelled."""
@@ -41,5 +47,6 @@ class FakeBackups:
             content_bytes=5_000_000,
             encrypted=False,
             has_master_key=spec.with_master_key,
+            left_out=LEFT_OUT if spec.skip_damaged else [],
         )
         yield public.BackupEvent(type="done", backup=backup)

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perdure.backup.place import Place, Tools
-from perdure.backup.record import BackupRecord, StoredItem
+from perdure.backup.record import BackupRecord, LeftOut, StoredItem
 from perdure.core import files
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import CorruptSnapshot, NoSpace, NotFound, Unavailable
+from perdure.core.errors import CorruptData, CorruptSnapshot, NoSpace, NotFound, PerdureError, Shredded, Unavailable
 from perdure.core.ids import DEFAULT_TENANT, SnapshotId, TenantId
 from perdure.core.keys import derive
 from perdure.db import dump as database_dump
@@ -40,7 +40,7 @@ from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.manifest import BaseRef, Manifest
 from perdure.snapshots.objects.chunks import file_source
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
-from perdure.snapshots.objects.local import Mover, image_key, snapshot_key
+from perdure.snapshots.objects.local import Mover, disk_key, image_key, snapshot_key
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.snapshots.store import SnapshotStore
 from perdure.wire.objects import Item, ItemKey, ItemState, Scope
@@ -109,13 +109,16 @@ class Made:
 
 @dataclass(slots=True)
 class _Run:
-    """One backup under way."""
+    """One backup under way. ``bad_images``: those that were found damaged, so that they are not read again for each snapshot."""
 
     id: str
     origin: Origin
     tools: Tools
     told: Told
+    skip_damaged: bool = False
     moved: Moved = field(default_factory=Moved)
+    left_out: list[LeftOut] = field(default_factory=list)
+    bad_images: dict[BaseRef, PerdureError] = field(default_factory=dict)
 
     def add(self, moved: Moved) -> None:
         for name in ("chunks", "content_bytes", "reused", "packs", "sent_bytes"):
@@ -136,14 +139,18 @@ class _Instant:
     path: Path
 
 
-async def make(origin: Origin, place: Place, backup_id: str, told: Told, *, with_master_key: bool = False) -> Made:
-    """Raises Conflict when the place holds something else, CorruptSnapshot naming what is damaged here, NoSpace, Unavailable or
-    HostUnfit. After a failure no backup of this id exists; what was sent is used by the next one."""
+async def make(
+    origin: Origin, place: Place, backup_id: str, told: Told, *, with_master_key: bool = False, skip_damaged: bool = False
+) -> Made:
+    """Raises Conflict when the place holds something else, CorruptSnapshot naming what is damaged here, unless ``skip_damaged``
+    leaves it out, NoSpace, Unavailable or HostUnfit. After a failure no backup of this id exists; what was sent is used by the
+    next one."""
+    await asyncio.to_thread(_check_key, origin)
     with _Explained(place):
         await place.prepare()
         await place.begin(backup_id)
     crashpoint(CrashPoint.BACKUP_BEGUN)
-    run = _Run(backup_id, origin, place.tools(origin.keyring()), told)
+    run = _Run(backup_id, origin, place.tools(origin.keyring()), told, skip_damaged)
     files.make_dir(origin.scratch, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=f"{files.TEMPORARY}backup-", dir=origin.scratch) as scratch:
         try:
@@ -202,17 +209,15 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
     snapshots = []
     for done, row in enumerate(instant.snapshots):
         run.tell("snapshots", row["id"], done, len(instant.snapshots))
-        with _named(row, instant):
-            snapshots.append(_stored(await _snapshot(run, mover, row, images)))
+        if (saved := await _saved(run, mover, row, images, instant)) is not None:
+            snapshots.append(_stored(saved))
         crashpoint(CrashPoint.BACKUP_SNAPSHOT_SENT)
-    run.tell("snapshots", "", len(snapshots), len(snapshots))
-    covered = {base.image for base in images}
-    for digest in {row["image"] for row in instant.workspaces} - covered:  # of those that have no snapshot yet
-        if await asyncio.to_thread(_is_here, origin.images, digest):
-            await _image(run, BaseRef(digest, None), images)
+    run.tell("snapshots", "", len(instant.snapshots), len(instant.snapshots))
+    await _bare_images(run, instant, images)
     key = ItemKey(Scope(DEFAULT_TENANT), f"database-{run.id}")
     dumped, _ = await _Counting(run).upload(Contents(key, [file_source("database.dump", instant.path)]))
     run.tell("database", "", 1, 1)
+    await asyncio.to_thread(_check_key, origin)  # again: it may have been thrown away meanwhile
     return BackupRecord(
         id=run.id,
         created_at=origin.clock.now(),
@@ -228,17 +233,39 @@ async def _send(run: _Run, instant: _Instant, *, with_master_key: bool) -> Backu
         key_mark=None if origin.master is None else key_mark(origin.master),
         keys=await asyncio.to_thread(_wrapped_keys, origin) if origin.sealed else {},
         master_key=base64.b64encode(origin.master).decode() if with_master_key and origin.master is not None else None,
+        left_out=tuple(run.left_out),
     )
+
+
+async def _bare_images(run: _Run, instant: _Instant, images: dict[BaseRef, StoredItem]) -> None:
+    """Those of workspaces that have no snapshot yet, or of which none could be saved."""
+    covered = {base.image for base in images}
+    for digest in sorted({row["image"] for row in instant.workspaces} - covered):
+        if not await asyncio.to_thread(_is_here, run.origin.images, digest):
+            continue
+        try:
+            await _image(run, BaseRef(digest, None), images)
+        except CorruptData as error:
+            if not run.skip_damaged:
+                raise
+            unborn = [row["name"] for row in instant.workspaces if row["image"] == digest and row["head_snapshot_id"] is None]
+            run.left_out += [LeftOut(None, name, error.message) for name in unborn]
 
 
 async def _image(run: _Run, base: BaseRef, images: dict[BaseRef, StoredItem]) -> None:
     """Once in a backup. One that is there, whole, from an earlier backup is not even read: what it is called is made once."""
     if base in images:
         return
+    if base in run.bad_images:
+        raise run.bad_images[base].twin()
     run.tell("images", base.image[:12], len(images), len(images) + 1)
     item = await _kept(run, image_key(base))
     if item is None:
-        item, _ = await ImageMover(run.origin.images, _Counting(run), run.tools.downloader).upload(base)
+        try:
+            item, _ = await ImageMover(run.origin.images, _Counting(run), run.tools.downloader).upload(base)
+        except CorruptData as error:
+            run.bad_images[base] = error
+            raise
     images[base] = _stored(item)
     crashpoint(CrashPoint.BACKUP_IMAGE_SENT)
 
@@ -250,11 +277,49 @@ async def _kept(run: _Run, key: ItemKey) -> Item | None:
     return None
 
 
+async def _saved(
+    run: _Run, mover: Mover, row: Mapping[str, Any], images: dict[BaseRef, StoredItem], instant: _Instant
+) -> Item | None:
+    """A snapshot; or, where what is damaged is skipped, what of it can be saved: its disk, or nothing."""
+    try:
+        return await _snapshot(run, mover, row, images)
+    except (CorruptData, NotFound) as error:
+        if not run.skip_damaged:
+            with _named(row, instant):
+                raise
+        damage = error
+    disk = None
+    with contextlib.suppress(CorruptData, NotFound):
+        disk = await _disk(run, mover, row, images)
+    heads = tuple(one["id"] for one in instant.workspaces if one["head_snapshot_id"] == row["id"])
+    run.left_out.append(LeftOut(row["id"], _name_of(row, instant), damage.message, disk is not None, heads))
+    return disk
+
+
+async def _disk(run: _Run, mover: Mover, row: Mapping[str, Any], images: dict[BaseRef, StoredItem]) -> Item | None:
+    """The disk of a snapshot whose memory cannot be saved. It has a name of its own: a later backup may find the whole."""
+    manifest = run.origin.store.manifest(SnapshotId(row["id"]))
+    if manifest.memory is None:
+        return None
+    await _image(run, BaseRef(manifest.disk_base.image, manifest.disk_base.golden), images)
+    item = await _kept(run, disk_key(manifest))
+    if item is None:
+        facts = await facts_of(run.origin.database, manifest.snapshot_id)
+        item, _ = await mover.upload(manifest.snapshot_id, (), facts, disk_only=True)
+    return item
+
+
+def _name_of(row: Mapping[str, Any], instant: _Instant) -> str:
+    """Of the workspace that a snapshot is of; of one that is deleted, its id."""
+    names = (str(one["name"]) for one in instant.workspaces if one["id"] == row["workspace_id"])
+    return next(names, str(row["workspace_id"]))
+
+
 async def _snapshot(run: _Run, mover: Mover, row: Mapping[str, Any], images: dict[BaseRef, StoredItem]) -> Item:
     """A snapshot and what it lies on. It never changes, so one that is there, whole, from an earlier backup is not read."""
     for attempt in range(1, BRINGS_MAX + 1):
         manifest = await _local(run.origin, SnapshotId(row["id"]), TenantId(row["tenant_id"]))
-        for base in _bases(manifest):
+        for base in bases_of(manifest):
             await _image(run, base, images)
         item = await _kept(run, snapshot_key(manifest))
         if item is not None:
@@ -279,12 +344,12 @@ def _named(row: Mapping[str, Any], instant: _Instant) -> Iterator[None]:
         file = error.details.get("file")
         if file is None or file.startswith("images/"):  # without this snapshot the next one would stop at it too
             raise
-        names = (one["name"] for one in instant.workspaces if one["id"] == row["workspace_id"])
-        name = next(names, row["workspace_id"])
+        name = _name_of(row, instant)
         named = CorruptSnapshot(
             f"Snapshot {row['id']} of {name!r} is damaged, so there is no backup: {error.message}",
-            hint="'perdure snapshot verify --all' finds all that are. Without it the rest can be saved: "
-            f"'perdure snapshot rm {name} {row['id']}', or, if {name} wakes from it, 'perdure recover {name} --how rewind'.",
+            hint="'perdure backup --skip-damaged' saves the rest; 'perdure snapshot verify --all' finds all that are damaged. "
+            f"To be rid of it: 'perdure snapshot rm {name} {row['id']}', or, if {name} wakes from it, "
+            f"'perdure recover {name} --how rewind'.",
             internal=error.internal,
         )
         named.details = {**error.details, "snapshot_id": row["id"]}
@@ -317,7 +382,7 @@ async def _local(origin: Origin, snapshot_id: SnapshotId, tenant_id: TenantId) -
     return origin.store.manifest(snapshot_id)
 
 
-def _bases(manifest: Manifest) -> Iterator[BaseRef]:
+def bases_of(manifest: Manifest) -> Iterator[BaseRef]:
     """Image and goldens that a snapshot lies on. A private base is part of the snapshot."""
     for base in (manifest.disk_base, None if manifest.memory is None else manifest.memory.base):
         if base is not None:
@@ -347,6 +412,19 @@ def _names(images: ImageStore, digests: set[str]) -> dict[str, str]:
 
 def _wrapped_keys(origin: Origin) -> dict[str, str]:
     return {path.name: base64.b64encode(path.read_bytes()).decode() for path in sorted(origin.keys_dir.glob("*.key"))}
+
+
+def _check_key(origin: Origin) -> None:
+    """Nobody could read what is sealed with a key that is gone."""
+    if not origin.sealed:
+        return
+    try:
+        origin.keyring().of(Scope(DEFAULT_TENANT))
+    except Shredded as error:
+        raise Shredded(
+            f"Tenant {DEFAULT_TENANT} was shredded, so no backup can be sealed with its key.",
+            hint="Unset PERDURE_STORE_URL and PERDURE_STORE_ENCRYPTION and start the server again: then backups are plain.",
+        ) from error
 
 
 def key_mark(master: bytes) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 from perdure.core.errors import CorruptData, HostUnfit
 from perdure.wire.objects import ItemKey, Scope
 
-#: Grows when an earlier release could not restore what this one writes.
-FORMAT = 1
+#: Grows when an earlier release could not restore what this one writes. A backup with something left out has the second, for who
+#: does not know of it would restore a catalogue that names what is not there.
+FORMAT, FORMAT_LEFT_OUT = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,19 @@ class StoredItem:
     @property
     def key(self) -> ItemKey:
         return ItemKey(Scope(self.scope), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A snapshot that was damaged when the backup was made. ``has_disk``: its disk was whole, and is among the snapshots of the
+    backup, without the memory. ``heads``: the workspaces whose last snapshot it was. ``snapshot_id`` None: a workspace had no
+    snapshot, and its image is what is damaged."""
+
+    snapshot_id: str | None
+    workspace: str
+    why: str
+    has_disk: bool = False
+    heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +67,17 @@ class BackupRecord:
     key_mark: str | None
     keys: dict[str, str] = field(default_factory=dict)
     master_key: str | None = None
-    format: int = FORMAT
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def items(self) -> tuple[StoredItem, ...]:
         return (*self.images, *self.snapshots, self.dump)
 
     def to_bytes(self) -> bytes:
-        plain = json.loads(json.dumps(asdict(self) | {"created_at": self.created_at.isoformat()}))
+        made = FORMAT_LEFT_OUT if self.left_out else FORMAT
+        plain = json.loads(json.dumps(asdict(self) | {"created_at": self.created_at.isoformat(), "format": made}))
+        if not self.left_out:
+            del plain["left_out"]  # a backup that is whole is one that every release can read
         return json.dumps({"checksum": _digest(plain), **plain}, indent=1).encode() + b"\n"
 
 
@@ -71,16 +88,18 @@ def read_record(data: bytes, name: str) -> BackupRecord:
         digest = plain.pop("checksum")
         if digest != _digest(plain):
             raise ValueError("its checksum does not hold")
-        made = plain["format"]
-        if made != FORMAT:
+        made = plain.pop("format")
+        if made not in (FORMAT, FORMAT_LEFT_OUT):
             raise HostUnfit(
-                f"The backup {name} has format {made}, made by Perdure {plain['release']}; this release reads format {FORMAT}.",
+                f"The backup {name} has format {made}, made by Perdure {plain['release']}; this release reads formats up to "
+                f"{FORMAT_LEFT_OUT}.",
                 hint=f"Restore it with Perdure {plain['release']} or a newer one.",
             )
         plain["created_at"] = datetime.fromisoformat(plain["created_at"])
         plain["dump"] = StoredItem(**plain["dump"])
         for key in ("images", "snapshots"):
             plain[key] = tuple(StoredItem(**one) for one in plain[key])
+        plain["left_out"] = tuple(LeftOut(**one | {"heads": tuple(one["heads"])}) for one in plain.get("left_out", ()))
         return BackupRecord(**plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(

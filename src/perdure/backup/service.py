@@ -80,7 +80,8 @@ class BackupService:
             self._refuse_own_home(place.url)
             async with self._reaping:
                 self._alive = backup_id = ids.mint("bak", now_ms=epoch_ms(clock))
-            made = await make(self._origin, place, backup_id, told, with_master_key=spec.with_master_key)
+            options = {"with_master_key": spec.with_master_key, "skip_damaged": spec.skip_damaged}
+            made = await make(self._origin, place, backup_id, told, **options)
             return info(made, place.url)
         finally:
             self._under_way, self._alive = False, None
@@ -140,4 +141,8 @@ def info(made: Made, url: str) -> public.BackupInfo:
         content_bytes=made.content_bytes,
         encrypted=record.sealed,
         has_master_key=record.master_key is not None,
+        left_out=[
+            public.LeftOutInfo(snapshot=one.snapshot_id, workspace=one.workspace, why=one.why, has_disk=one.has_disk)
+            for one in record.left_out
+        ],
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, console, dump, markup, note, say, size, wants_json
+from perdure.cli.output import JsonFlag, Status, console, dump, markup, note, say, size, wants_json
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.status import Status as Spinner
 
 Show = Callable[[public.BackupEvent], None]
+#: Exit code of a backup or a restore that is complete but for what it was told to skip.
+LEFT_OUT = 3
 PlaceOf = Annotated[
     str,
     typer.Argument(
@@ -37,19 +39,28 @@ def backup(
             help="Put the master key in, too: whoever can read the backup can then open and sign everything it protects.",
         ),
     ] = False,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option("--skip-damaged", help="Leave damaged snapshots out and name them, instead of ending at the first one."),
+    ] = False,
     json: JsonFlag = False,
-) -> None:
+) -> Status:
     """Back up everything: database, snapshots and the images they lie on. The server goes on working.
 
     A second backup into the same place sends only what is new. Workspaces that are awake are in it as of their last snapshot.
-    With --json: one line per step, the last one with the backup.
+    With --json: one line per step, the last one with the backup. Ends with code 3 when damaged snapshots were left out.
     """
     as_json = wants_json(ctx, json)
     with _Progress(quiet=as_json) as progress:
-        made = _backup(place, progress.show, with_master_key=with_master_key)
+        made = _backup(place, progress.show, with_master_key=with_master_key, skip_damaged=skip_damaged)
     if as_json:
         dump(public.BackupEvent(type="done", backup=made))
-        return
+    else:
+        _tell_backup(made)
+    return Status(LEFT_OUT if made.left_out else 0)
+
+
+def _tell_backup(made: public.BackupInfo) -> None:
     say(
         f"Backup [bold]{made.id}[/] is complete: {_count(made.workspaces, 'workspace')}, {_count(made.snapshots, 'snapshot')}, "
         f"{_count(made.images, 'image')}; {size(made.sent_bytes)} were sent"
@@ -60,9 +71,13 @@ def backup(
         note("[yellow]![/] The backup holds the master key. Whoever can read it can open and sign everything: guard it so.")
     else:
         note("[dim]The master key is not in it. Keep a copy of HOME/master.key somewhere else, or use --with-master-key.[/]")
+    for one in made.left_out:
+        what = f"snapshot {one.snapshot} of {one.workspace}" if one.snapshot else f"the image of {one.workspace}"
+        kept = "in it without its memory" if one.has_disk else "not in it"
+        say(f"[yellow]![/] {markup(what)} is {kept}: {markup(one.why)}")
 
 
-def _backup(place: str, show: Show, *, with_master_key: bool) -> public.BackupInfo:
+def _backup(place: str, show: Show, *, with_master_key: bool, skip_damaged: bool) -> public.BackupInfo:
     with Client() as client:
         try:
             client.health()
@@ -71,7 +86,7 @@ def _backup(place: str, show: Show, *, with_master_key: bool) -> public.BackupIn
                 raise
             from perdure import wiring
 
-            spec = public.MakeBackup(to=_absolute(place), with_master_key=with_master_key)
+            spec = public.MakeBackup(to=_absolute(place), with_master_key=with_master_key, skip_damaged=skip_damaged)
             made: public.BackupInfo = wiring.back_up(Settings(), spec, show)
             return made
         if client.target.socket is not None:
@@ -80,7 +95,7 @@ def _backup(place: str, show: Show, *, with_master_key: bool) -> public.BackupIn
             raise InvalidRequest(
                 f"{place!r} is a place on the server's machine, which is another one.", hint="Give an absolute path, or a URL."
             )
-        for event in client.backup(place, with_master_key=with_master_key):
+        for event in client.backup(place, with_master_key=with_master_key, skip_damaged=skip_damaged):
             if event.backup is not None:
                 return event.backup
             show(event)
@@ -98,20 +113,29 @@ def restore(
     backup_id: Annotated[
         str | None, typer.Option("--backup", metavar="ID", help="Which one; default: the newest that is complete.")
     ] = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Go on without snapshots that are damaged in the place, and name them.")
+    ] = False,
     json: JsonFlag = False,
-) -> None:
+) -> Status:
     """Bring a backup back into an empty home (PERDURE_HOME). No server may run there; start it afterwards with 'perdure up'.
 
-    Every workspace comes back asleep at its last snapshot in the backup, in a new generation. Interrupted, run it again.
+    Every workspace comes back asleep at its last snapshot in the backup, in a new generation. Interrupted, run it again. Ends
+    with code 3 when something was skipped.
     """
     as_json = wants_json(ctx, json)
     from perdure import wiring
 
     with _Progress(quiet=as_json) as progress:
-        done: public.RestoredInfo = wiring.restore(Settings(), place, backup_id, progress.show)
+        done: public.RestoredInfo = wiring.restore(Settings(), place, backup_id, progress.show, skip_damaged=skip_damaged)
     if as_json:
         dump({"type": "done", "restored": done})
-        return
+    else:
+        _tell_restored(done)
+    return Status(LEFT_OUT if done.skipped else 0)
+
+
+def _tell_restored(done: public.RestoredInfo) -> None:
     say(
         f"Backup [bold]{done.backup}[/] of {done.of:%Y-%m-%d %H:%M} UTC is restored: {_count(done.workspaces, 'workspace')}, "
         f"{_count(done.snapshots, 'snapshot')}. Start the server with 'perdure up'."

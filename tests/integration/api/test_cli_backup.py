@@ -61,6 +61,22 @@ def test_json_is_one_line_a_step_and_the_backup_last(perdure: Run, tmp_path: Pat
     assert lines[-1]["backup"]["id"] == "bak_1" and lines[-1]["backup"]["awake"] == ["demo"]
 
 
+def test_what_is_left_out_is_named_and_in_the_exit_code(perdure: Run, server: FakeServer, tmp_path: Path) -> None:
+    done = perdure("backup --skip-damaged", str(tmp_path))
+    assert done.code == 3
+    assert done.out.endswith(
+        "! snapshot snp_2 of demo is in it without its memory: Its index is damaged.\n"
+        "! snapshot snp_3 of other is not in it: Its disk is damaged.\n"
+        "! the image of new is not in it: Its kernel is damaged.\n"
+    )
+    asked = backups(server).asked
+    assert asked is not None and asked.skip_damaged
+    as_json = perdure("backup --skip-damaged --json", str(tmp_path))
+    assert as_json.code == 3
+    left_out = json.loads(as_json.out.splitlines()[-1])["backup"]["left_out"]
+    assert [one["snapshot"] for one in left_out] == ["snp_2", "snp_3", None]
+
+
 def test_an_error_in_the_middle(perdure: Run, tmp_path: Path) -> None:
     done = perdure("backup", str(tmp_path / "full"))
     assert done.code == 1

@@ -73,11 +73,17 @@ class World:
     def place(self, given: str | None = None) -> Place:
         return open_place(given or str(self.directory), clock_ms, make=True)
 
-    async def back_up(self, place: Place | None = None, *, with_master_key: bool = True, origin: Origin | None = None) -> Made:
+    async def back_up(
+        self,
+        place: Place | None = None,
+        *,
+        with_master_key: bool = True,
+        origin: Origin | None = None,
+        skip_damaged: bool = False,
+    ) -> Made:
         backup_id = ids.mint("bak", now_ms=clock_ms())
-        return await make(
-            origin or self.origin(), place or self.place(), backup_id, self.told.append, with_master_key=with_master_key
-        )
+        options = {"with_master_key": with_master_key, "skip_damaged": skip_damaged}
+        return await make(origin or self.origin(), place or self.place(), backup_id, self.told.append, **options)
 
     async def value(self, name: str) -> int:
         return (await self.server.prove(name)).value
@@ -109,9 +115,11 @@ class Restoration:
     def place(self, given: str | None = None) -> Place:
         return open_place(given or str(self.root / "backups"), clock_ms, make=False)
 
-    async def restore(self, place: Place | None = None, backup_id: str | None = None) -> restoring.Restored:
+    async def restore(
+        self, place: Place | None = None, backup_id: str | None = None, *, skip_damaged: bool = False
+    ) -> restoring.Restored:
         place = place or self.place()
-        ready = await restoring.prepare(self.to(), place, backup_id)
+        ready = await restoring.prepare(self.to(), place, backup_id, skip_damaged=skip_damaged)
         return await restoring.restore(self.to(), place, ready, self.url, self.told.append)
 
     async def server(self) -> Server:

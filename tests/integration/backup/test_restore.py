@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from perdure.backup import restore as restoring
 from perdure.backup.make import Made
 from perdure.backup.place import Place
+from perdure.backup.record import _digest
 from perdure.core import keys
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, HostUnfit, InvalidRequest, NotFound
 from perdure.db import migrations
@@ -31,8 +31,9 @@ async def end(server: Server) -> None:
 
 def edit_record(directory: Path, made: Made, **changes: object) -> None:
     """The backup's manifest says something else, and says so well."""
-    record = replace(made.record, **changes)  # type: ignore[arg-type]
-    (directory / "backups" / f"{made.record.id}.json").write_bytes(record.to_bytes())
+    plain = json.loads(made.record.to_bytes()) | changes
+    del plain["checksum"]
+    (directory / "backups" / f"{made.record.id}.json").write_text(json.dumps({"checksum": _digest(plain), **plain}))
 
 
 async def test_everything_comes_back_asleep_in_a_new_life(world: World, restoration: Restoration) -> None:
@@ -220,7 +221,7 @@ async def test_a_damaged_manifest(world: World, restoration: Restoration) -> Non
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 2}, r"has format 2, made by Perdure 9\.8\.7; this release reads format 1"),
+        ({"format": 3}, r"has format 3, made by Perdure 9\.8\.7; this release reads formats up to 2"),
         ({"schema": "9999"}, r"made by Perdure 9\.8\.7, whose database schema \(9999\) is newer"),
         ({"postgres": 99}, "holds a dump of PostgreSQL 99"),
     ],
@@ -346,5 +347,5 @@ async def test_a_sealed_backup_after_a_plain_one_in_one_place(world: World, rest
     assert sealed.sent_bytes > 0
     for one in (plain, sealed):
         ready = await restoring.prepare(restoration.to(), restoration.place(), one.record.id)
-        assert len(ready.items) == len(one.record.items) - 1
+        assert len(ready.images) + len(ready.snapshots) == len(one.record.items) - 1
     assert (await Place(restoration.place()._objects, "x", clock_ms).listed())[0] == [plain.record.id, sealed.record.id]

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.backup.make import key_mark
 from perdure.backup.place import directory_of, open_place, place_url
-from perdure.backup.record import BackupRecord, StoredItem, read_record
+from perdure.backup.record import BackupRecord, LeftOut, StoredItem, _digest, read_record
 from perdure.core.errors import CorruptData, HostUnfit, InvalidRequest, NotFound
 
 ITEM = StoredItem("ten_default", "snp_1", 7, 100, "ab" * 32)
@@ -56,8 +56,20 @@ def test_what_is_no_record_is_damaged(data: bytes) -> None:
 
 
 def test_a_newer_format_names_the_release_that_reads_it() -> None:
-    with pytest.raises(HostUnfit, match=r"made by Perdure 1\.2\.3; this release reads format 1"):
-        read_record(replace(RECORD, format=2).to_bytes(), "bak_1")
+    plain = json.loads(RECORD.to_bytes()) | {"format": 3}
+    del plain["checksum"]
+    with pytest.raises(HostUnfit, match=r"made by Perdure 1\.2\.3; this release reads formats up to 2"):
+        read_record(json.dumps({"checksum": _digest(plain), **plain}).encode(), "bak_1")
+
+
+def test_only_a_backup_with_something_left_out_has_the_second_format() -> None:
+    """An earlier release reads all others."""
+    plain = json.loads(RECORD.to_bytes())
+    assert plain["format"] == 1 and "left_out" not in plain
+    left_out = (LeftOut("snp_2", "demo", "why", has_disk=True, heads=("ws_1", "ws_2")), LeftOut(None, "new", "why"))
+    partial = replace(RECORD, left_out=left_out)
+    assert json.loads(partial.to_bytes())["format"] == 2
+    assert read_record(partial.to_bytes(), "bak_1") == partial
 
 
 def test_the_mark_of_a_key_tells_keys_apart_and_nothing_else() -> None:

@@ -63,6 +63,36 @@ select id from snapshots where state <> 'complete';
 -- Everything is on this node now.
 update snapshots set node_id = %(node_id)s;
 
+-- name: fall_back
+-- Workspaces whose head is not in the backup are at the closest ancestor that is, else at the newest of their own, else nowhere.
+with recursive way as (
+    select w.id as workspace_id, s.id, s.parent_id, 0 as distance
+    from workspaces w join snapshots s on s.id = w.head_snapshot_id where s.id = any(%(ids)s::text[])
+    union all
+    select way.workspace_id, p.id, p.parent_id, way.distance + 1
+    from snapshots p join way on p.id = way.parent_id where way.distance < 100000
+)
+update workspaces w
+set head_snapshot_id = coalesce(
+    (select s.id from way join snapshots s on s.id = way.id
+     where way.workspace_id = w.id and s.state = 'complete' and not s.id = any(%(ids)s::text[]) order by way.distance limit 1),
+    (select s.id from snapshots s
+     where s.workspace_id = w.id and s.state = 'complete' and not s.id = any(%(ids)s::text[])
+     order by s.created_at desc, s.id desc limit 1))
+where w.head_snapshot_id = any(%(ids)s::text[]);
+
+-- name: without_memory
+-- Snapshots of which the backup has the disk alone.
+update snapshots
+set has_memory = false, pages = 0, memory_bytes = 0, memory_total_bytes = 0, device_bytes = 0, fingerprint = ''
+where id = any(%(ids)s::text[]);
+
+-- name: fallen
+-- A workspace that is not where it was. What it had failed of is not there any more.
+update workspaces set state = 'hibernated', state_detail = %(detail)s, rewound = %(rewound)s
+where id = %(id)s and state <> 'deleted'
+returning journal_append(tenant_id, id, 'left-out', generation, %(body)s) as seq;
+
 -- name: unborn
 -- Creates that nobody was told of.
 update workspaces set state = 'deleted', state_detail = %(detail)s, state_changed_at = perdure_now(), node_id = %(node_id)s

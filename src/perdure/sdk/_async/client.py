@@ -170,10 +170,13 @@ class AsyncClient:
             if event.type != "heartbeat":
                 yield event
 
-    async def backup(self, to: str, *, with_master_key: bool = False) -> AsyncIterator[public.BackupEvent]:
+    async def backup(
+        self, to: str, *, with_master_key: bool = False, skip_damaged: bool = False
+    ) -> AsyncIterator[public.BackupEvent]:
         """Back up the whole server into a directory on its machine (absolute), or s3://, gs:// or az:// with a prefix, while it
-        works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it."""
-        body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key)
+        works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it. ``skip_damaged``: damaged
+        snapshots are left out, and named in it."""
+        body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key, skip_damaged=skip_damaged)
         async for line in self.events(_core.post("/v1/backups", body.model_dump(mode="json"))):
             event = _core.backup_event(line)
             if event.type != "heartbeat":

@@ -20,14 +20,15 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from perdure.core.errors import AlreadyExists, CorruptData, InvalidRequest, Shredded
+from perdure.core.errors import AlreadyExists, Conflict, CorruptData, InvalidRequest, Shredded
 from perdure.core.files import DISK, TEMPORARY, Disk, create_file, link, make_dir, remove, temporary_beside, write_file
 from perdure.core.keys import KEY_BYTES, derive
 from perdure.wire.objects import IMAGES, Scope, check_scope
 
 _NONCE_BYTES = 12
 _MAGIC = b"PDRKEY01"
-_GONE = b"shredded\n"
+#: What lies in the place of a key that was thrown away.
+GONE = b"shredded\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,16 @@ class Keyring(Protocol):
         """The keys of a scope, made when there are none yet. Raises Shredded when they were thrown away, and CorruptData."""
         ...
 
+    @property
+    def seals(self) -> bool:
+        """Whether tenants have keys."""
+        ...
+
+    def shred(self, scope: Scope) -> None:
+        """Throw a tenant's key away: all it has in the store can never be read again. Repeating it is fine. Raises Conflict where
+        tenants have none."""
+        ...
+
 
 class PlainKeyring:
     """No encryption."""
@@ -63,6 +74,13 @@ class PlainKeyring:
     def of(self, scope: Scope) -> ScopeKeys:
         check_scope(scope)
         return PLAIN
+
+    @property
+    def seals(self) -> bool:
+        return False
+
+    def shred(self, scope: Scope) -> None:
+        raise Conflict(f"Nothing of {check_scope(scope)} is sealed, so there is no key that could be shredded.")
 
 
 class TenantKeyring:
@@ -87,14 +105,15 @@ class TenantKeyring:
             self._known[scope] = self._read(scope)
         return self._known[scope]
 
-    def shred(self, scope: Scope) -> None:
-        """Throw a tenant's key away: all it has in the store can never be read again. Repeating it is fine.
+    @property
+    def seals(self) -> bool:
+        return True
 
-        The key's place is taken by a mark, so that no new key is made for a tenant whose content must stay unreadable.
-        """
+    def shred(self, scope: Scope) -> None:
+        """The key's place is taken by a mark, so that no new key is made for a tenant whose content must stay unreadable."""
         if check_scope(scope) == IMAGES:
             raise InvalidRequest("Images have no key that could be shredded.", hint="Remove the image instead.")
-        write_file(self._path(scope), _GONE, mode=0o600, disk=self._disk)
+        write_file(self._path(scope), GONE, mode=0o600, disk=self._disk)
         for left in self._directory.glob(f"{TEMPORARY}{scope}.key-*"):
             remove(left, disk=self._disk)  # a process that died while it made the key left a copy
         self._known.pop(scope, None)
@@ -109,7 +128,7 @@ class TenantKeyring:
         except FileNotFoundError:
             self._make(scope)
             stored = path.read_bytes()
-        if stored == _GONE:
+        if stored == GONE:
             raise Shredded(
                 f"The key of tenant {scope} was shredded; nothing it stored can be read.", hint="There is no way back."
             )

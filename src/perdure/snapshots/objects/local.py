@@ -43,6 +43,8 @@ from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
 
 MEMORY = "memory"
 FACT = "snapshot"
+#: Ends the name of a snapshot without its memory.
+DISK_ONLY = "-disk"
 _WINDOW_PAGES = 4096
 
 Bases = Callable[[BaseRef], BaseRam]
@@ -50,6 +52,11 @@ Bases = Callable[[BaseRef], BaseRam]
 
 def snapshot_key(manifest: Manifest) -> ItemKey:
     return ItemKey(Scope(manifest.tenant_id), manifest.snapshot_id)
+
+
+def disk_key(manifest: Manifest) -> ItemKey:
+    """A snapshot without its memory, where that is damaged: another item than the whole."""
+    return ItemKey(Scope(manifest.tenant_id), f"{manifest.snapshot_id}{DISK_ONLY}")
 
 
 def image_key(base: BaseRef) -> ItemKey:
@@ -70,18 +77,24 @@ class Mover:
     _fetching: asyncio.Lock = field(default_factory=asyncio.Lock)  # two snapshots may bring the same layer
 
     async def upload(
-        self, snapshot_id: SnapshotId, needs: Sequence[ItemKey] = (), facts: Mapping[str, Any] | None = None
+        self,
+        snapshot_id: SnapshotId,
+        needs: Sequence[ItemKey] = (),
+        facts: Mapping[str, Any] | None = None,
+        *,
+        disk_only: bool = False,
     ) -> tuple[Item, Moved]:
         """Make a complete snapshot durable in the store. Every byte is checked before it is sent, for a damaged copy is no copy.
 
-        ``facts`` is what else is known of it, by name, and must be JSON: what a catalogue is made of that has lost its database
-        (``workspaces.facts``). Raises NotFound, CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it
-        after any failure.
+        ``disk_only``: as a snapshot without memory, which is not even looked at. ``facts`` is what else is known of it, by name,
+        and must be JSON: what a catalogue is made of that has lost its database (``workspaces.facts``). Raises NotFound,
+        CorruptSnapshot naming the file, or what ``Uploader.upload`` raises. Repeat it after any failure.
         """
         with _held(self.store, snapshot_id) as manifest:
-            sources = await asyncio.to_thread(self._sources, manifest)
-            known = {**(facts or {}), FACT: json.loads(manifest.to_bytes())}
-            return await self.uploader.upload(Contents(snapshot_key(manifest), sources, needs, known))
+            told, key = (replace(manifest, memory=None), disk_key(manifest)) if disk_only else (manifest, snapshot_key(manifest))
+            sources = await asyncio.to_thread(self._sources, told)
+            known = {**(facts or {}), FACT: json.loads(told.to_bytes())}
+            return await self.uploader.upload(Contents(key, sources, needs, known))
 
     def _sources(self, manifest: Manifest) -> list[Source]:
         store = self.store
@@ -108,13 +121,13 @@ class Mover:
         """
         return await self.adopt(await self.downloader.open(key))
 
-    async def adopt(self, item: StoredItem) -> SnapshotFacts:
-        """The same of an item that was found by a survey."""
+    async def adopt(self, item: StoredItem, *, disk_only: bool = False) -> SnapshotFacts:
+        """The same of an item that was found by a survey. ``disk_only``: without its memory, which is not even read."""
         async with self._fetching:
-            return await self._adopt(item)
+            told = snapshot_of(item)
+            return await self._adopt(item, replace(told, memory=None) if disk_only else told)
 
-    async def _adopt(self, item: StoredItem) -> SnapshotFacts:
-        told = snapshot_of(item)
+    async def _adopt(self, item: StoredItem, told: Manifest) -> SnapshotFacts:
         known = {facts.snapshot_id: facts for facts in self.store.complete()}
         if told.snapshot_id in known:
             return known[told.snapshot_id]
@@ -244,7 +257,7 @@ def snapshot_of(item: StoredItem) -> Manifest:
     """The snapshot that an item is, as the node knew it that uploaded it. Raises CorruptSnapshot when it is none."""
     key = item.manifest.key
     told = Manifest.from_bytes(json.dumps(item.manifest.facts.get(FACT)).encode(), f"of {key}")
-    if snapshot_key(told) != key:
+    if key != snapshot_key(told) and (told.memory is not None or key != disk_key(told)):
         raise CorruptSnapshot(f"The stored item {key} says that it is {snapshot_key(told)}.")
     return told
 

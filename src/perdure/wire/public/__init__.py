@@ -7,7 +7,7 @@ ignore unknown ones. Streams are NDJSON: one event per line, with ``heartbeat`` 
 
 from __future__ import annotations
 
-from perdure.wire.public.backups import BackupEvent, BackupInfo, MakeBackup, RecoveredInfo, RestoredInfo
+from perdure.wire.public.backups import BackupEvent, BackupInfo, LeftOutInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
     GENERATION_HEADER,
     HEARTBEAT_S,
@@ -147,6 +147,7 @@ __all__ = [
     "ImageList",
     "KeepAwake",
     "Log",
+    "LeftOutInfo",
     "LogEntry",
     "MakeBackup",
     "NameSnapshot",

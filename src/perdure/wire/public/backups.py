@@ -12,10 +12,22 @@ from perdure.wire.public.common import Answer, Body, ErrorInfo, Text
 
 class MakeBackup(Body):
     """``to`` is a directory on the server's machine (absolute), or s3://, gs:// or az:// with a prefix; it holds nothing else, or
-    earlier backups. ``with_master_key``: whoever can read the backup can then read and forge what the key protects."""
+    earlier backups. ``with_master_key``: whoever can read the backup can then read and forge what the key protects.
+    ``skip_damaged``: damaged snapshots are left out and named; without it the first one ends the backup."""
 
     to: Text
     with_master_key: bool = False
+    skip_damaged: bool = False
+
+
+class LeftOutInfo(Answer):
+    """A snapshot that is damaged, and therefore not in a backup. ``has_disk``: its disk is in it, its memory is not. ``snapshot``
+    null: the workspace has none, and its image is what is damaged."""
+
+    snapshot: str | None = None
+    workspace: str
+    why: str
+    has_disk: bool
 
 
 class BackupInfo(Answer):
@@ -32,6 +44,7 @@ class BackupInfo(Answer):
     content_bytes: int = Field(description="What had to be read for that. What earlier backups have is not read.")
     encrypted: bool
     has_master_key: bool
+    left_out: list[LeftOutInfo] = Field(default_factory=list, description="Only where the backup was to skip what is damaged.")
 
 
 class BackupEvent(Answer):
@@ -49,7 +62,8 @@ class BackupEvent(Answer):
 
 class RestoredInfo(Answer):
     """What a restore brought back. ``set_back`` were not asleep at the backup: they are at their last snapshot, and of these
-    ``unsaved`` had none, so that they begin anew. ``lost``: what could not come back, in sentences."""
+    ``unsaved`` had none, so that they begin anew. ``lost``: what could not come back, or not whole, in sentences.
+    ``skipped``: snapshots that are damaged in the place."""
 
     backup: str
     of: datetime
@@ -58,6 +72,7 @@ class RestoredInfo(Answer):
     set_back: list[str]
     unsaved: list[str]
     lost: list[str]
+    skipped: list[str] = Field(default_factory=list)
 
 
 class RecoveredInfo(Answer):
