@@ -75,7 +75,17 @@ def test_any_node_with_the_store_wakes_it(database: str, scratch: Path, base_ima
             report = demo(client).wake()
             assert (report.restored_from, report.memory) == ("store", MemoryFate.KEPT), "what the second made of it comes back"
             assert Keeper(demo(client)).tell() == Kept(memory=2, file=2, pid=begun.pid)
-            demo(client).delete()
+        done = ok(first, "tenant", "shred", "ten_default", "--delete-workspaces", "--yes")
+        assert done["deleted"] == ["demo"]
+        first.down()
+        assert not _is_shredded(second), "it was away"
+        second.up()  # and throws its own copy of the key away
+        second.down()
+        assert _is_shredded(first) and _is_shredded(second)
+
+
+def _is_shredded(place: Place) -> bool:
+    return (place.home / "keys" / "ten_default.key").read_bytes() == b"shredded\n"
 
 
 def _first_makes_it(place: Place) -> Kept:

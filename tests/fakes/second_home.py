@@ -34,6 +34,8 @@ class FakeSecondHome:
         self.gate: asyncio.Event | None = None  # uploads and fetches wait for it, half done
         self._coming: set[SnapshotId] = set()
         self.begun = asyncio.Event()
+        self.seals = True
+        self.shredded: set[TenantId] = set()  # tenants whose key this node has thrown away
         self._node = node
         self._catalogue = catalogue
         self._owner = owner
@@ -47,6 +49,10 @@ class FakeSecondHome:
         self.calls.append(method)
         if self._failures[method]:
             raise self._failures[method].pop(0)
+
+    async def shred(self, tenant_id: TenantId) -> None:
+        self._enter("shred")
+        self.shredded.add(tenant_id)
 
     async def claim(self) -> None:
         self._enter("claim")

@@ -54,6 +54,7 @@ from perdure.workspaces.model import (
 )
 from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
+from tests.fakes.tenants import FakeTenants
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
 KEY = "pdk_test-key"
@@ -72,7 +73,7 @@ IMAGE = public.ImageInfo(
 )
 
 
-class FakeWorkspaces:
+class FakeWorkspaces(FakeTenants):
     """Commands of ``workspaces.model.Workspaces`` over worlds in memory. ``wakes`` counts wakes per name."""
 
     def __init__(self) -> None:

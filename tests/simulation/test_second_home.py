@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.ids import SnapshotId
+from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
+from perdure.journal.entries import Journal
 from perdure.wire.objects import ItemState, Scope
 from tests.fakes.second_home import FakeBucket, FakeSecondHome
 from tests.simulation.fuse import Fuse, FusedCalls, killed_everywhere, steps
 from tests.simulation.world import PATH, Simulation, kill_in
 
 #: Calls that change something have two points, as those of the node have.
-CHANGING = ("claim", "upload", "fetch", "evict", "collect")
+CHANGING = ("claim", "upload", "fetch", "evict", "collect", "shred")
 
 
 class TwoHomes(Simulation):
@@ -73,6 +74,7 @@ class TwoHomes(Simulation):
         await super().end()
         await self.plane.execute("delete from store_items")
         await self.plane.execute("delete from store_scopes")
+        await self.plane.execute("delete from tenant_shreds")
 
     async def check(self) -> None:
         for row in await self.service._store.on_node(self.node.node_id):
@@ -122,6 +124,60 @@ async def test_killed_at_every_point_of_both_homes(database: Database, step: int
         return await kill_in(TwoHomes(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
 
     whole, fired = await killed_everywhere(kill, step)
-    calls = {f"after home.{name}" for name in CHANGING}
+    calls = {f"after home.{name}" for name in CHANGING if name != "shred"}
     assert calls | {"in transaction, before homes.release_snapshots"} <= set(whole.passed)
     assert fired.total() * step > 100
+
+
+class Shredded(TwoHomes):
+    """The tenant ends: with everything, or not at all."""
+
+    acknowledged = False
+
+    async def shred(self) -> None:
+        async def work() -> None:
+            self.deleted |= {one.id for one in await self.service.find(self.ctx)}  # asked for: from here on they may be gone
+            await self.service.shred_tenant(self.ctx, self.tenant, with_workspaces=True)
+            self.acknowledged = True
+
+        await self.attempt(work())
+
+    async def check(self) -> None:
+        row = await self.plane.database.one("shreds.of", tenant_id=self.tenant)
+        assert (self.tenant in self.home.shredded) <= (row is not None), "a key went without intent"
+        if row is None:
+            assert not self.acknowledged
+            await super().check()
+            return
+        assert row["state"] == "done", "what was asked for has come to its end"
+        assert self.tenant in self.home.shredded
+        assert await self.service.find(self.ctx) == []
+        await super().check()  # neither home has anything of it
+        entries = await Journal(self.plane.database).read(self.tenant, WorkspaceId(self.tenant))
+        assert [entry.kind for entry in entries] == ["shredding", "shredded"], "said once, however often it was begun"
+
+
+async def ending(simulation: Shredded) -> None:
+    await simulation.create("a")
+    await simulation.write("a")
+    await simulation.sleep("a")
+    await simulation.create("b")
+    await simulation.checkpoint("b", "one")
+    await simulation.upload()
+    await simulation.write("b")
+    await simulation.shred()
+    await simulation.upload()
+    await simulation.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
+@pytest.mark.parametrize("step", steps(3))
+async def test_killed_at_every_point_of_a_tenants_end(database: Database, step: int, node_too: bool) -> None:
+    async def kill(at: int | None) -> Fuse:
+        return await kill_in(Shredded(database, f"e{at or 0}", Fuse(at)), ending, node_too=node_too)
+
+    whole, fired = await killed_everywhere(kill, step)
+    assert {"after home.shred", "in transaction, before shreds.ask", "after shreds.done"} <= set(whole.passed)
+    assert fired.total() * step > 60

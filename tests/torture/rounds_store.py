@@ -27,7 +27,7 @@ from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
 from perdure.snapshots.manifest import BaseRef
 from perdure.snapshots.objects.client import Objects, open_objects
 from perdure.snapshots.objects.download import Downloader
-from perdure.snapshots.objects.keys import PlainKeyring
+from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.remote import OWNER, Remote
 from perdure.snapshots.objects.upload import Uploader
 from perdure.wire.objects import IMAGES, Catalogue, ItemKey, ItemState, Scope
@@ -37,6 +37,7 @@ from tests.fakes.objects import FakeObjects, Fault
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import DIGEST, DISK_GIB, SIZE, WHEN, TortureNode
 from tests.torture.registry import Kind, Part, Work
+from tests.torture.saving import MASTER
 from tests.torture.server import CTX
 from tests.torture.story import Stories, Story, check
 
@@ -88,7 +89,9 @@ def _facts(directory: Path) -> dict[str, dict[str, Any]]:
     return {path.name: file_facts(path) for path in sorted(directory.iterdir()) if path.is_file()}
 
 
-def attach(node: TortureNode, objects: Objects, catalogue: Catalogue, images: Images) -> NodeSecondHome:
+def attach(
+    node: TortureNode, objects: Objects, catalogue: Catalogue, images: Images, keyring: Keyring | None = None
+) -> NodeSecondHome:
     """Give a torture node a way to a store, as the real one has it."""
 
     def movers(uploader: Uploader, downloader: Downloader) -> ImageMover:
@@ -97,7 +100,7 @@ def attach(node: TortureNode, objects: Objects, catalogue: Catalogue, images: Im
     def bases(_ref: BaseRef) -> Any:
         return node._goldens._ram  # of the only golden there is
 
-    remote = Remote(objects, PlainKeyring(), lambda: epoch_ms(SystemClock()))
+    remote = Remote(objects, keyring or PlainKeyring(), lambda: epoch_ms(SystemClock()))
     parts = ObjectParts(remote, catalogue, "torture", PACK_BYTES)
     home = NodeSecondHome(parts, node.store, movers, bases, Starts())
     node.second_home = home
@@ -118,7 +121,8 @@ async def begin(server: Server) -> None:
     images = Images(server.home / "images")
     catalogue = StoreCatalogue(server.database, of_snapshots=True)
     images.store.sweep()
-    attach(server.node, open_objects(f"file://{server.home}/objects"), catalogue, images)
+    keyring = TenantKeyring(server.home / "keys", MASTER)
+    attach(server.node, open_objects(f"file://{server.home}/objects"), catalogue, images, keyring)
     if not (images.directory / "image.json").exists() and not await _are_images_stored(catalogue):
         images.lose()
         images.make()

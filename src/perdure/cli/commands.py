@@ -138,11 +138,19 @@ IMAGE = (
         "Remove old images: those that no name points to any more and no workspace of this server uses.",
     ),
 )
+TENANT = (
+    Entry(
+        "shred",
+        "tenants:shred",
+        "Throw away the key of a tenant: nothing that it has in the encrypted object store can ever be read again.",
+    ),
+)
 #: name, what it is about, its commands
 GROUPS = (
     ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
     ("branch", "Branches of a workspace.", BRANCH),
     ("image", "Images that workspaces start from.", IMAGE),
+    ("tenant", "Tenants of the server.", TENANT),
 )
 
 

@@ -72,6 +72,9 @@ class CrashPoint(StrEnum):
     COLLECT_DELETED = "collect.deleted"  # the objects are gone, their rows are there
     COLLECT_COPIED = "collect.copied"  # what is alive in worn packs is in a new one, which only the rewriter holds
     COLLECT_REPLACED = "collect.replaced"  # the new pack has taken their place, the rewriter holds it still
+    SHRED_ASKED = "shred.asked"  # the row says that a tenant goes, its key and its workspaces are there
+    SHRED_KEYLESS = "shred.keyless"  # the key is gone, the workspaces are there
+    SHRED_EMPTIED = "shred.emptied"  # they are deleted too, the row does not say so
     FETCH_IMAGE_WRITTEN = "fetch.image-written"  # an image or golden is here, in a directory that is nobody's
     FETCH_IMAGE_PUBLISHED = "fetch.image-published"  # it has its place, the snapshot on it is not here
     FETCH_BEGUN = "fetch.begun"  # nothing of the snapshot is here

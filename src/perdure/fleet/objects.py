@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from psycopg.rows import DictRow
 
-from perdure.core.errors import Conflict, NotFound, StaleGeneration
+from perdure.core.errors import Conflict, NotFound, Shredded, StaleGeneration
 from perdure.core.ids import DEFAULT_TENANT, is_id
 from perdure.db.database import Database, Transaction
 from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Pack, PackId, PackState, Scope, check_scope
@@ -47,6 +47,11 @@ class StoreCatalogue:
             row = await tx.one("objects.item", scope=key.scope, name=key.name)
             if row is not None and ItemState(row["state"]) is ItemState.DURABLE:
                 return _item(row)
+            if await tx.one("shreds.of", tenant_id=key.scope) is not None:
+                raise Shredded(
+                    f"Tenant {key.scope} was shredded: nothing of it goes into the object store any more.",
+                    hint="What it has since is on its node only. For what is to be stored begin a new home, with its own store.",
+                )
             if row is not None and ItemState(row["state"]) is ItemState.RELEASED:
                 raise Conflict(f"{key} was released and cannot be uploaded again.", hint="Take a new snapshot.")
             if self._of_snapshots and is_id(key.name, "snp") and await tx.one("homes.lock_wanted", id=key.name) is None:
@@ -121,11 +126,6 @@ class StoreCatalogue:
 
     # --------------------------------------------------------------------------------------------------------- looking
 
-    async def item(self, key: ItemKey) -> Item:
-        row = await self._database.one("objects.item", scope=key.scope, name=key.name)
-        if row is None:
-            raise NotFound(f"The object store has no {key}.", hint="Wait until it is uploaded, or look for another.")
-        return _item(row)
     @asynccontextmanager
     async def alone(self, key: ItemKey) -> AsyncIterator[None]:
         async with self._database.transaction() as tx:  # its connection is the claim: PostgreSQL ends it with whoever held it
@@ -133,6 +133,11 @@ class StoreCatalogue:
             await tx.run("objects.alone", key=str(key))
             yield
 
+    async def item(self, key: ItemKey) -> Item:
+        row = await self._database.one("objects.item", scope=key.scope, name=key.name)
+        if row is None:
+            raise NotFound(f"The object store has no {key}.", hint="Wait until it is uploaded, or look for another.")
+        return _item(row)
 
     async def items(self, scope: Scope) -> list[Item]:
         return [_item(row) for row in await self._database.all("objects.items", scope=check_scope(scope))]

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import structlog
 
-from perdure.core.errors import CorruptSnapshot, NotFound
+from perdure.core.errors import CorruptSnapshot, NotFound, Shredded
 from perdure.core.ids import SnapshotId, TenantId
 from perdure.snapshots.manifest import BaseRef, Manifest
-from perdure.snapshots.objects.collect import Collector, durable
+from perdure.snapshots.objects.collect import Collector, Rewritten, durable
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.local import Bases, Mover, image_key, snapshot_of
 from perdure.snapshots.objects.remote import Remote
@@ -118,6 +118,10 @@ class NodeSecondHome:
         for task in list(self._fetching.values()):
             task.cancel()
         await asyncio.gather(*self._fetching.values(), *self._evicting.values(), return_exceptions=True)
+
+    @property
+    def seals(self) -> bool:
+        return self._parts.remote.keyring.seals
 
     async def claim(self) -> None:
         if not self._is_ours:
@@ -260,9 +264,15 @@ class NodeSecondHome:
         task.add_done_callback(lambda _: self._evicting.pop(snapshot_id, None))
         return await asyncio.shield(task)
 
+    async def shred(self, tenant_id: TenantId) -> None:
+        await asyncio.to_thread(self._parts.remote.keyring.shred, Scope(tenant_id))
+
     async def collect(self, scope: str) -> Reclaimed:
         collected = await self._collector.collect(Scope(scope))
-        rewritten = await self._collector.rewrite(Scope(scope))
+        try:
+            rewritten = await self._collector.rewrite(Scope(scope))
+        except Shredded:  # nobody can tell what is alive in its packs, and nothing is: they go as they are
+            rewritten = Rewritten(0, 0)
         return Reclaimed(collected.packs_deleted, collected.bytes_deleted, collected.strays_deleted, rewritten.packs)
 
 

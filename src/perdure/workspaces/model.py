@@ -287,6 +287,17 @@ class Awake:
     report: ResumeReport | None  # of the wake that this call caused, None when it was awake already
 
 
+@dataclass(frozen=True, slots=True)
+class ShreddedTenant:
+    """A tenant whose key is gone. ``deleted``: names of the workspaces that this call has deleted with it; ``left``: of those
+    that are on other nodes, which delete them when they run."""
+
+    tenant_id: TenantId
+    asked_at: datetime
+    deleted: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
 class Workspaces(Protocol):
     """The commands that API, MCP and CLI share. ``ref`` is an id or a name; another tenant's is NotFound."""
 
@@ -345,6 +356,14 @@ class Workspaces(Protocol):
 
     async def delete(self, ctx: Context, ref: str) -> None:
         """Frees everything; deleting a deleted one succeeds."""
+        ...
+
+    async def shred_tenant(self, ctx: Context, tenant_id: TenantId, *, with_workspaces: bool = False) -> ShreddedTenant:
+        """Throw away the key of a tenant: what it has in the object store can never be read again. Repeating it is fine.
+
+        Raises NotFound for a tenant that nobody knows; Conflict where nothing is sealed, and while it has workspaces, unless they
+        are to be deleted with it.
+        """
         ...
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]: ...

@@ -23,7 +23,7 @@ from perdure.core.errors import (
     StaleGeneration,
     Unavailable,
 )
-from perdure.core.ids import check_name
+from perdure.core.ids import TenantId, check_name
 from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.wire.node import MachineSize
@@ -41,6 +41,7 @@ from perdure.workspaces.model import (
     JournalEntry,
     Recovery,
     ResumeReport,
+    ShreddedTenant,
     Snapshot,
     SnapshotPlace,
     SnapshotReason,
@@ -425,6 +426,14 @@ class WorkspaceService:
         owner = self._upkeep.owner(record.id)
         await owner.run(partial(self._upkeep.delete_job, owner, f"requested by {ctx.principal}"), urgent=True)
         self._upkeep.clean_soon()
+
+    # ------------------------------------------------------------------------------------------------------------------ tenants
+
+    async def shred_tenant(self, ctx: Context, tenant_id: TenantId, *, with_workspaces: bool = False) -> ShreddedTenant:
+        self._upkeep.check_open()
+        done = await self._upkeep.shredding.shred(ctx, tenant_id, with_workspaces=with_workspaces)
+        self._upkeep.clean_soon()
+        return done
 
 
 def _woken(owner: Owner, task: asyncio.Task[Record]) -> None:

@@ -28,6 +28,7 @@ from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
 from perdure.workspaces.room import Room
 from perdure.workspaces.rows import Record
+from perdure.workspaces.shredding import Shredding
 from perdure.workspaces.shutdown import Shutdown, StopOrder
 from perdure.workspaces.store import Change
 from perdure.workspaces.tools import Tools
@@ -58,6 +59,7 @@ class Upkeep:
         self._dirty = asyncio.Event()
         self.uploads = Uploads(tools, self._node, self._stored)
         self.room = Room(tools, self._node, self.owner)
+        self.shredding = Shredding(tools, self._node, self._delete)
         self._is_closing = False
 
     # ---------------------------------------------------------------------------------------------------------------- life
@@ -65,6 +67,7 @@ class Upkeep:
     async def start(self, *, timers: bool = True) -> None:
         """Repair, then watch. ``timers=False`` leaves ticking and cleaning to the caller."""
         await self.reconcile()
+        await _logged(self.shredding.go_on())
         self._loops = [asyncio.create_task(self._consume_events(), name="node-events")]
         if timers:
             self._loops += [
@@ -81,6 +84,7 @@ class Upkeep:
             return []
         uploads = self._every(UPLOADS_S, self.uploads.begin, self.uploads.more)
         loops = [asyncio.create_task(uploads, name="uploads")]
+        loops.append(asyncio.create_task(self._every(RECONCILE_S, self.shredding.go_on, None), name="shredding"))
         if self._tools.settings.store_collect_s > 0:
             every = self._every(self._tools.settings.store_collect_s, self.room.collect, None)
             loops.append(asyncio.create_task(every, name="collect"))
@@ -161,6 +165,10 @@ class Upkeep:
         at = await self._store.by_id(owner.id)
         if at.state is not WorkspaceState.DELETED:
             await self.losses.free(owner, at, Event.DELETE, Change(body={"cause": cause}))
+
+    async def _delete(self, workspace_id: WorkspaceId, cause: str) -> None:
+        owner = self.owner(workspace_id)
+        await owner.run(partial(self.delete_job, owner, cause), urgent=True)
 
     async def _in_owner(self, workspace_id: WorkspaceId, job: Callable[[Owner], Awaitable[None]]) -> None:
         owner = self.owner(workspace_id)
@@ -249,9 +257,8 @@ class Upkeep:
         """Delete expired lost branches and every snapshot that retention keeps no longer."""
         self._dirty.clear()
         for workspace_id in await self._store.expired(self._node.node_id):
-            owner = self.owner(workspace_id)
             with suppress(StaleGeneration):
-                await owner.run(partial(self.delete_job, owner, "expired"), urgent=True)
+                await self._delete(workspace_id, "expired")
         for workspace_id in await self._store.crowded(self._node.node_id, self._tools.settings.keep_automatic_checkpoints):
             owner = self.owner(workspace_id)
             if not owner.is_busy:  # what it is at may be about to need one of them; the next pass comes

@@ -182,6 +182,13 @@ class Client:
             if event.type != "heartbeat":
                 yield event
 
+    def shred_tenant(self, tenant: str, *, delete_workspaces: bool = False) -> public.ShreddedTenantInfo:
+        """Throw away the key of a tenant: what it has in the encrypted object store can never be read again. With
+        ``delete_workspaces`` its workspaces go too; without it a tenant that has any is refused. Repeating it is fine."""
+        body = _core.checked(public.ShredTenant, delete_workspaces=delete_workspaces)
+        call = Call("POST", f"/v1/tenants/{quote(tenant, safe='')}/shred", body=body.model_dump(mode="json"), repeatable=True)
+        return self.fetch(call, public.ShreddedTenantInfo)
+
     def build_image(
         self,
         recipe: str | None = None,

@@ -52,6 +52,11 @@ class Reclaimed:
 class SecondHome(Protocol):
     """``Node.second_home``, None where no store is configured. Every method may raise Unavailable; then repeat it."""
 
+    @property
+    def seals(self) -> bool:
+        """Whether what a tenant has in the store is encrypted with a key of its own."""
+        ...
+
     async def claim(self) -> None:
         """Make the store ours if it is nobody's. Raises Conflict when it belongs to another installation, or does not say whose
         it is and holds something else than we know, or is empty and should not be."""
@@ -85,6 +90,11 @@ class SecondHome(Protocol):
 
     async def evict(self, snapshot_id: SnapshotId) -> int:
         """Remove a snapshot's files from this node unless a start is reading them; returns bytes freed."""
+        ...
+
+    async def shred(self, tenant_id: TenantId) -> None:
+        """Throw away this node's copy of a tenant's key; no other one is made for it. Repeating it is fine. Raises Conflict where
+        nothing is sealed."""
         ...
 
     async def collect(self, scope: str) -> Reclaimed:

@@ -65,6 +65,7 @@ from perdure.wire.public.server import (
     DoctorReport,
     Health,
 )
+from perdure.wire.public.tenants import ShreddedTenantInfo, ShredTenant
 from perdure.wire.public.workspaces import (
     AsleepAnswer,
     AwakeAnswer,
@@ -146,8 +147,8 @@ __all__ = [
     "ImageInfo",
     "ImageList",
     "KeepAwake",
-    "Log",
     "LeftOutInfo",
+    "Log",
     "LogEntry",
     "MakeBackup",
     "NameSnapshot",
@@ -161,6 +162,8 @@ __all__ = [
     "ResumeReport",
     "RewindWorkspace",
     "Seconds",
+    "ShredTenant",
+    "ShreddedTenantInfo",
     "SignalExec",
     "SnapshotInfo",
     "SnapshotList",

@@ -1,0 +1,27 @@
+"""The only tenant of the fake workspaces, and its end."""
+
+from __future__ import annotations
+
+from perdure.core.errors import Conflict, NotFound
+from perdure.core.ids import DEFAULT_TENANT, TenantId, WorkspaceId
+from perdure.workspaces.model import Context, ShreddedTenant, Workspace
+from tests.fakes.memory_guest import MOMENT
+
+
+class FakeTenants:
+    """The part of ``Workspaces`` that is about tenants, over the rows of the rest."""
+
+    rows: dict[WorkspaceId, Workspace]
+
+    async def delete(self, ctx: Context, ref: str) -> None:
+        raise NotImplementedError
+
+    async def shred_tenant(self, ctx: Context, tenant_id: TenantId, *, with_workspaces: bool = False) -> ShreddedTenant:
+        if tenant_id != DEFAULT_TENANT:
+            raise NotFound(f"There is no tenant {tenant_id!r}.", hint=f"Tenants of this server: {DEFAULT_TENANT}.")
+        names = tuple(row.name for row in self.rows.values())
+        if names and not with_workspaces:
+            raise Conflict(f"Tenant {tenant_id} has {len(names)} workspaces that are not deleted: {', '.join(names)}.")
+        for name in names:
+            await self.delete(ctx, name)
+        return ShreddedTenant(tenant_id, MOMENT, names)
