@@ -23,7 +23,7 @@ from perdure.core.errors import (
     StaleGeneration,
     Unavailable,
 )
-from perdure.core.ids import TenantId, check_name
+from perdure.core.ids import TenantId, WorkspaceId, check_name
 from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.wire.node import MachineSize
@@ -168,8 +168,10 @@ class WorkspaceService:
         return (await self._find(ctx, ref)).report
 
     async def log(self, ctx: Context, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
-        at = await self._store.by_ref(ctx.tenant_id, ref)  # a deleted one's thread can still be read, by its id
-        entries = await self._journal.read(ctx.tenant_id, at.id, after_seq=after_seq, limit=limit)
+        # What was done to a tenant as a whole is under its own id. A deleted workspace's thread can still be read, by its id.
+        is_tenant = ref == ctx.tenant_id
+        thread = WorkspaceId(ref) if is_tenant else (await self._store.by_ref(ctx.tenant_id, ref)).id
+        entries = await self._journal.read(ctx.tenant_id, thread, after_seq=after_seq, limit=limit)
         return [JournalEntry(entry.seq, entry.at, entry.kind, entry.generation, entry.body, entry.hash) for entry in entries]
 
     async def _find(self, ctx: Context, ref: str) -> Record:

@@ -15,7 +15,7 @@ from perdure.backup.catalogue import Defaults
 from perdure.backup.make import Origin
 from perdure.backup.recover import Into, recover
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
-from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId, TenantId, WorkspaceId
+from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId, TenantId
 from perdure.db import dump as database_dump
 from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
@@ -119,8 +119,12 @@ async def test_it_goes_from_the_store_and_the_rest_stays(world: World) -> None:
     assert await rows.items(TENANT) == []
     assert await home_of(world).verify(theirs.id, OTHER.tenant_id) == (), "another tenant has a key of its own"
     assert (await rows.items(IMAGES))[0].state is ItemState.DURABLE
-    kinds = [entry.kind for entry in await Journal(server.database).read(DEFAULT_TENANT, WorkspaceId(DEFAULT_TENANT))]
-    assert kinds == ["shredding", "shredded"]
+    thread = await server.service.log(CTX, DEFAULT_TENANT)
+    assert [entry.kind for entry in thread] == ["shredding", "shredded"]
+    assert (thread[0].body["by"], thread[0].body["workspaces"]) == (CTX.principal, 3)
+    assert await server.service.log(OTHER, OTHER.tenant_id) == [], "nothing was done to that one"
+    with pytest.raises(NotFound):
+        await server.service.log(OTHER, DEFAULT_TENANT)
     checked, breaks = await Journal(server.database).verify()
     assert checked and breaks == []
 
