@@ -17,7 +17,7 @@ import pytest
 from perdure.backup.restore import MARK
 from perdure.core.crashpoints import CrashPoint, Victim
 from perdure.sdk import Workspace
-from tests.e2e.crashing import COMMAND, Keeper, Place
+from tests.e2e.crashing import COMMAND, FILE, Keeper, Place
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow]
 DEADLINE_S = 300
@@ -111,6 +111,35 @@ def test_a_server_comes_back_from_its_backup(saved: Saved, empty: Place) -> None
     empty.down()
     again = cli(empty, "restore", str(saved.backups))
     assert again.returncode == 1 and "is in use already" in again.stderr
+
+
+@pytest.mark.timeout(900)
+def test_what_is_damaged_is_left_out_and_its_disk_comes_back(
+    saved: Saved, empty: Place, images_dir: Path, tmp_path: Path
+) -> None:
+    last(cli(empty, "restore", str(saved.backups), "--json"))
+    for path in (empty.home / "store/snapshots").glob("*/devices.state"):
+        path.write_bytes(bytes(path.stat().st_size))
+    where = str(tmp_path / "backups")
+    refused = cli(empty, "backup", where)
+    assert refused.returncode == 1 and "so there is no backup" in refused.stderr and "--skip-damaged" in refused.stderr
+    made = cli(empty, "backup", where, "--skip-damaged", "--with-master-key", "--json")
+    assert made.returncode == 3, made.stderr
+    left_out = json.loads(made.stdout.splitlines()[-1])["backup"]["left_out"]
+    assert sorted((one["workspace"], one["has_disk"]) for one in left_out) == [("asleep", True), ("awake", True)]
+    with Place.temporary(images_dir) as place:
+        place.extra["PERDURE_IMAGE_DIR"] = str(place.home / "images")
+        restored = last(cli(place, "restore", where, "--json"))["restored"]
+        assert len(restored["lost"]) == 2 and restored["snapshots"] == 2
+        place.images_dir = place.home / "images"
+        place.up()
+        with place.client() as client:
+            workspace = Workspace.connect("asleep", client=client)
+            assert workspace.report is not None
+            assert (workspace.report.memory, workspace.report.disk) == ("lost", "rewound")
+            assert workspace.files.read(FILE, "bytes").startswith(b"1\n"), "what was on its disk"
+            assert "left-out" in {entry.kind for entry in client.log("asleep")}
+        place.down()
 
 
 @pytest.mark.timeout(900)
