@@ -87,6 +87,9 @@ class FakeObjects:
             if fault is not None:
                 raise Unavailable(f"{fault.value} for {name}", ambiguous=True)
 
+    async def settle(self, name: str) -> None:
+        self._get("settle", name)
+
     def deliver(self, random: Random) -> None:
         """Some of what the network still had arrives."""
         random.shuffle(self.late)

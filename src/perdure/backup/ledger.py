@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perdure.backup.record import StoredItem
-from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration, Unavailable
 from perdure.snapshots.objects.manifest import read_manifest
-from perdure.snapshots.objects.remote import Remote, manifest_name
+from perdure.snapshots.objects.remote import Remote, manifest_name, pack_name
 from perdure.wire.objects import Item, ItemKey, ItemState, Pack, PackId, PackState, Scope, check_scope
 
 _AT_ONCE = 8
@@ -65,6 +65,8 @@ class PlaceLedger:
                     index = await self._remote.index(pack)
                 except (CorruptSnapshot, NotFound):
                     return  # cut short by a crash, or damaged: what it held counts as missing
+                if not await self._settles(pack_name(scope, pack_id)):
+                    return
             shelf.packs[pack_id] = replace(pack, state=PackState.STORED)
             shelf.chunks.update(index.places)
 
@@ -78,6 +80,17 @@ class PlaceLedger:
                 shelf.items[name] = item
         return shelf
 
+    async def _settles(self, name: str) -> bool:
+        """Whether an object is durable now. A new backup relies on what an earlier one has left, which may have died before it
+        was; whoever only reads does not."""
+        if self._only is not None:
+            return True
+        try:
+            await self._remote.objects.settle(name)
+        except (NotFound, Unavailable):
+            return False
+        return True
+
     async def _whole(self, shelf: _Shelf, key: ItemKey, attempt: int) -> Item | None:
         """An item of which nothing is missing. Its chunks are checked when they are read."""
         try:
@@ -85,7 +98,7 @@ class PlaceLedger:
             manifest = read_manifest(key, attempt, data, self._remote.keyring.of(key.scope))
         except (CorruptSnapshot, NotFound):
             return None
-        if not manifest.chunk_ids() <= shelf.chunks:
+        if not manifest.chunk_ids() <= shelf.chunks or not await self._settles(manifest_name(key, attempt)):
             return None
         checksum = hashlib.sha256(data).hexdigest()
         return Item(key, ItemState.DURABLE, attempt, manifest.needs, len(data), checksum)

@@ -78,6 +78,7 @@ class Place:
     async def prepare(self) -> None:
         """Make sure that backups may be put here. Raises Conflict when it holds something else, Unavailable."""
         if await self._is_marked():
+            await self._objects.settle(MARK)
             return
         if await self._objects.size(OWNER) is not None:
             raise Conflict(

@@ -37,7 +37,7 @@ Bytes = bytes | bytearray | memoryview
 Content = Bytes | Iterable[Bytes | Hole]
 
 TEMPORARY = ".tmp-"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _IOV_MAX = 512
 
 
@@ -154,7 +154,7 @@ def no_space_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise NoSpace(f"There is no room left on the disk to write {path.name}.", internal=f"{path}: {error}") from error
         raise
 

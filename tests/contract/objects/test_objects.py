@@ -12,11 +12,10 @@ import pytest
 
 from perdure.core.errors import CorruptSnapshot, InvalidRequest, NotFound, PerdureError, StaleGeneration, Unavailable
 from perdure.snapshots.objects.chunks import bytes_source
-from perdure.snapshots.objects.client import ClientSettings, Objects, ObstoreObjects, open_objects
+from perdure.snapshots.objects.client import ClientSettings, Objects, open_objects
 from perdure.snapshots.objects.upload import Contents
 from perdure.wire.objects import ItemKey, ItemState
 from tests.fakes.catalogue import FakeCatalogue
-from tests.fakes.disk import QuickDisk
 from tests.fakes.objects import FakeObjects
 from tests.fakes.s3 import S3, Request, Trouble, s3_server
 from tests.unit.snapshots.objects.stores import TENANT, Home
@@ -188,29 +187,6 @@ async def test_a_bucket_that_is_not_there_is_told(s3: S3) -> None:
     with pytest.raises(PerdureError) as caught:
         await elsewhere.put("x", b"1")
     assert caught.value.hint or isinstance(caught.value, NotFound)
-
-
-# ------------------------------------------------------------------------------------------------------------------- directory
-
-
-class NotingDisk(QuickDisk):
-    def __init__(self) -> None:
-        self.synced: list[Path] = []
-
-    def sync_file(self, path: Path) -> None:
-        self.synced.append(path)
-
-    def sync_dir(self, path: Path) -> None:
-        self.synced.append(path)
-
-
-async def test_an_object_in_a_directory_is_durable_when_put_returns(tmp_path: Path) -> None:
-    disk = NotingDisk()
-    plain = open_objects(f"file://{tmp_path}/store")
-    objects = ObstoreObjects(plain._store, plain.url, tmp_path / "store", disk)
-    await objects.put("ten_a/packs/one", b"1")
-    store = tmp_path / "store"
-    assert disk.synced == [store / "ten_a/packs/one", store / "ten_a/packs", store / "ten_a", store, tmp_path]
 
 
 # ------------------------------------------------------------------------------------------------------------------------ URLs

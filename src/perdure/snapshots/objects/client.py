@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
 
+from perdure.core import files
 from perdure.core.errors import InvalidRequest, NoSpace, NotFound, Unavailable
 from perdure.core.files import DISK, Disk
 
@@ -59,6 +60,10 @@ class Objects(Protocol):
         """Those that are not there are fine."""
         ...
 
+    async def settle(self, name: str) -> None:
+        """Make an object that is there durable: whoever put it may have died before it was. Raises NotFound or Unavailable."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
@@ -92,7 +97,7 @@ def open_objects(url: str, settings: ClientSettings | None = None) -> ObstoreObj
             raise InvalidRequest("The store's URL names no directory.", hint="Use file:///directory.")
         directory = Path(unquote(parts.path))
         try:
-            return ObstoreObjects(LocalStore(directory, mkdir=True), url, directory)
+            return DirectoryObjects(directory, url)
         except (BaseError, OSError, ValueError) as error:
             raise InvalidRequest(f"The directory {directory} cannot hold a store: {error}.") from error
     if not parts.netloc:
@@ -114,30 +119,16 @@ def _remote(url: str, settings: ClientSettings) -> ObjectStore:
 
 
 class ObstoreObjects:
-    """Implements Objects. ``directory`` is set for a local one, which obstore itself would not fsync."""
+    """Implements Objects on whatever obstore can speak to."""
 
-    def __init__(self, store: ObjectStore, url: str, directory: Path | None = None, disk: Disk = DISK) -> None:
+    def __init__(self, store: ObjectStore, url: str) -> None:
         self._store = store
-        self._directory = directory
-        self._disk = disk
         self.url = url
 
     async def put(self, name: str, data: bytes) -> None:
         with _explained(self.url, name, writes=True):
             # One request: a multipart upload that dies would leave parts that no listing shows.
             await obstore.put_async(self._store, name, data, use_multipart=False)
-        if self._directory is not None:
-            await asyncio.to_thread(self._sync, name)
-
-    def _sync(self, name: str) -> None:
-        """The object and every directory down to it."""
-        assert self._directory is not None
-        path = self._directory / name
-        with _explained(self.url, name, writes=True):
-            self._disk.sync_file(path)
-            while path != self._directory.parent:
-                path = path.parent
-                self._disk.sync_dir(path)
 
     async def read(self, name: str, start: int, length: int) -> bytes:
         if length == 0:
@@ -179,6 +170,82 @@ class ObstoreObjects:
             except NotFound:
                 continue
 
+    async def settle(self, name: str) -> None:
+        """What such a store acknowledges or shows is durable."""
+
+
+class DirectoryObjects(ObstoreObjects):
+    """A local directory. Writes go through core/files.py, for obstore syncs nothing.
+
+    An object has its name only when its bytes are durable: what a crash or a failed fsync leaves is never taken for an object.
+    """
+
+    def __init__(self, directory: Path, url: str, disk: Disk = DISK) -> None:
+        if not directory.is_dir():
+            files.make_dir(directory, disk=disk)
+        super().__init__(LocalStore(directory), url)
+        self._directory = directory
+        self._disk = disk
+
+    async def put(self, name: str, data: bytes) -> None:
+        with self._told(name):
+            await asyncio.to_thread(self._write, self._directory / name, data)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        temporary = files.temporary_beside(path)
+        files.make_dir(path.parent, disk=self._disk)
+        try:
+            files.create_file(temporary, data, disk=self._disk)
+            self._disk.rename(temporary, path)
+        except BaseException:
+            self._discard(temporary)
+            raise
+        try:
+            self._sync_names(path)
+        except BaseException:
+            self._discard(path)  # else a look at its size would find it, and take it for durable
+            raise
+
+    def _sync_names(self, path: Path) -> None:
+        """Every directory down to an object."""
+        while path != self._directory:
+            path = path.parent
+            self._disk.sync_dir(path)
+        with suppress(PermissionError):  # a directory that was there may lie in one that we may not read
+            self._disk.sync_dir(self._directory.parent)
+
+    def _discard(self, path: Path) -> None:
+        with suppress(OSError):  # the first error is the one to tell
+            self._disk.unlink(path)
+
+    async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        async for name, size in super().list(prefix):
+            if not files.is_temporary(Path(name)):
+                yield name, size
+
+    async def settle(self, name: str) -> None:
+        path = self._directory / name
+        with self._told(name):
+            try:
+                await asyncio.to_thread(self._disk.sync_file, path)
+            except FileNotFoundError as error:
+                raise NotFound(f"The object store has no {name}.") from error
+            await asyncio.to_thread(self._sync_names, path)
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Errors of writing here, where it is always known that nothing was done."""
+        try:
+            yield
+        except (NoSpace, OSError) as error:
+            if isinstance(error, NoSpace) or error.errno in files.FULL:
+                raise _no_room(self.url, name, error) from error
+            raise Unavailable(
+                f"The object store did not take {name}: {error.strerror}.",
+                hint="Look at the disk that the store's directory is on; what was not stored is tried again.",
+                internal=f"{self.url}: {error}",
+            ) from error
+
 
 def _whole(name: str, data: bytes, length: int) -> bytes:
     if len(data) != length:
@@ -195,10 +262,14 @@ def _explained(url: str, name: str, *, writes: bool = False) -> Iterator[None]:
         raise NotFound(f"The object store has no {name}.", internal=f"{url}: {error}") from error
     except (BaseError, OSError, ValueError) as error:
         if any(word in str(error) for word in _FULL_WORDS):
-            raise NoSpace(f"There is no room left in the object store to write {name}.", internal=f"{url}: {error}") from error
+            raise _no_room(url, name, error) from error
         raise Unavailable(
             f"The object store did not {'take' if writes else 'give'} {name}: {type(error).__name__}.",
             hint="Look whether the store can be reached and lets this server in; what was not stored is tried again.",
             internal=f"{url}: {error}",
             ambiguous=writes,
         ) from error
+
+
+def _no_room(url: str, name: str, error: Exception) -> NoSpace:
+    return NoSpace(f"There is no room left in the object store to write {name}.", internal=f"{url}: {error}")

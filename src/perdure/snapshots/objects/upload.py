@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
-from perdure.core.errors import CorruptSnapshot, InvalidRequest, Unavailable
+from perdure.core.errors import CorruptSnapshot, InvalidRequest, NotFound, Unavailable
 from perdure.snapshots.objects.chunks import Chunk, Source
 from perdure.snapshots.objects.keys import ScopeKeys
 from perdure.snapshots.objects.manifest import ItemManifest, StoredFile
@@ -135,12 +135,17 @@ class Packing:
             await asyncio.gather(*(self._learn(pack) for pack in packs[at : at + _INDEXES_AT_ONCE]))
 
     async def _is_whole(self, pack: Pack) -> bool:
-        """Whether the object of a pack that was announced has arrived."""
-        if await self._remote.objects.size(pack_name(pack.scope, pack.pack_id)) != pack.size:
+        """Whether the object of a pack that was announced has arrived, for good: it is sent again unless that is sure."""
+        name = pack_name(pack.scope, pack.pack_id)
+        if await self._remote.objects.size(name) != pack.size:
             return False
         try:
             await self._remote.index(pack)
         except CorruptSnapshot:
+            return False
+        try:
+            await self._remote.objects.settle(name)
+        except (NotFound, Unavailable):
             return False
         return True
 

@@ -1,0 +1,60 @@
+"""A place of backups in a directory: a backup relies on nothing of an earlier one that a power cut could still take."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from perdure.backup.ledger import PlaceLedger
+from perdure.backup.place import Place
+from perdure.core import files
+from perdure.snapshots.objects.chunks import bytes_source
+from perdure.snapshots.objects.client import DirectoryObjects
+from perdure.snapshots.objects.keys import PlainKeyring
+from perdure.snapshots.objects.remote import Remote
+from perdure.snapshots.objects.upload import Contents, Uploader
+from perdure.wire.objects import ItemKey, ItemState, Scope
+from tests.fakes.disk import Crash, RecordingDisk
+
+KEY = ItemKey(Scope("ten_a"), "snp_1")
+DATA = os.urandom(300_000)
+
+
+class Unsynced(DirectoryObjects):
+    """An earlier backup, killed before anything that it put was synced."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        assert isinstance(self._disk, RecordingDisk)
+        path = self._directory / name
+        files.make_dir(path.parent, disk=self._disk)
+        path.write_bytes(data)
+        self._disk.wrote(path)
+
+
+@pytest.mark.parametrize("had_manifest", [False, True])
+async def test_what_a_killed_backup_has_put_is_made_durable_before_it_is_relied_on(tmp_path: Path, had_manifest: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    disk, clock = RecordingDisk(tmp_path / "disk"), itertools.count(1).__next__
+    url = (disk.root / "place").as_uri()
+
+    async def back_up(objects: DirectoryObjects) -> int:
+        place = Place(objects, url, clock)
+        await place.prepare()
+        tools = place.tools(PlainKeyring())
+        _, moved = await Uploader(tools.remote, tools.ledger).upload(Contents(KEY, [bytes_source("disk", DATA)]))
+        return moved.packs
+
+    assert await back_up(Unsynced(disk.root / "place", url, disk)) == 1
+    if not had_manifest:
+        for path in (disk.root / "place").glob("ten_a/items/*"):
+            disk.unlink(path)
+    assert await back_up(DirectoryObjects(disk.root / "place", url, disk)) == 0, "nothing is sent twice"
+    (tmp_path / "after").mkdir()
+    disk.materialise(len(disk.operations), Crash.DROPPED, tmp_path / "after")
+    after = DirectoryObjects(tmp_path / "after" / "place", url)
+    remote = Remote(after, PlainKeyring(), clock)
+    assert (await PlaceLedger(remote, clock).item(KEY)).state is ItemState.DURABLE
+    await Place(after, url, clock).prepare()  # it is still known for a place of backups
