@@ -7,6 +7,7 @@ hold some after that. So the server looks from time to time for what is held by 
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
@@ -78,6 +79,8 @@ class BackupService:
             clock = self._origin.clock
             place = open_place(spec.to, lambda: epoch_ms(clock), make=True, options=self._options())
             self._refuse_own_home(place.url)
+            if spec.with_master_key:
+                _refuse_open_directory(place.url)
             async with self._reaping:
                 self._alive = backup_id = ids.mint("bak", now_ms=epoch_ms(clock))
             options = {"with_master_key": spec.with_master_key, "skip_damaged": spec.skip_damaged}
@@ -113,6 +116,17 @@ class BackupService:
             task.cancel()
             with suppress(asyncio.CancelledError, PerdureError):
                 await task
+
+
+def _refuse_open_directory(url: str) -> None:
+    """The key opens everything. In a directory of others it could also be exchanged."""
+    directory = directory_of(url)
+    if directory is not None and directory.stat().st_mode & 0o077:
+        raise InvalidRequest(
+            f"{directory} is open to other users, so the master key is not put there.",
+            hint=f"Run 'chmod -R go= {shlex.quote(str(directory))}', name a directory that is not there yet, or leave "
+            "--with-master-key out.",
+        )
 
 
 def as_event(progress: Progress) -> public.BackupEvent:

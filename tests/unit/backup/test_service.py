@@ -14,7 +14,7 @@ from perdure.backup import service as services
 from perdure.backup.make import Origin, Progress
 from perdure.backup.service import BackupService
 from perdure.core.clock import SystemClock
-from perdure.core.errors import NoSpace, Unavailable
+from perdure.core.errors import InvalidRequest, NoSpace, Unavailable
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.wire import public
 
@@ -178,3 +178,16 @@ async def test_closing_ends_the_watch(rows: HeldRows, backups: BackupService) ->
     before = len(rows.calls)
     assert [task for task in asyncio.all_tasks() if task.get_name() == "backup-reaper"] == []
     assert len(rows.calls) == before
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701])
+async def test_the_master_key_does_not_go_where_others_can_look(rows: HeldRows, tmp_path: Path, mode: int) -> None:
+    origin = SimpleNamespace(database=rows, clock=SystemClock(), home=tmp_path / "home", master=bytes(32))
+    service = BackupService(cast("Origin", origin), lambda: ClientSettings({}))
+    directory = tmp_path / "backups"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(InvalidRequest, match="open to other users") as caught:
+        await service.make_to(public.MakeBackup(to=str(directory), with_master_key=True), told)
+    assert f"chmod -R go= {directory}" in (caught.value.hint or "")
+    assert not list(directory.iterdir())

@@ -30,6 +30,8 @@ RETRY_S = 60.0
 ATTEMPT_S = 60.0
 RETRIES = 8
 _LISTED_AT_ONCE = 1000
+_DIRECTORY_MODE = 0o700
+_OBJECT_MODE = 0o600
 _FULL_WORDS = ("No space left on device", "Disk quota exceeded")
 
 
@@ -178,11 +180,12 @@ class DirectoryObjects(ObstoreObjects):
     """A local directory. Writes go through core/files.py, for obstore syncs nothing.
 
     An object has its name only when its bytes are durable: what a crash or a failed fsync leaves is never taken for an object.
+    Only its owner can read what is made here, for guests' memory lies in it.
     """
 
     def __init__(self, directory: Path, url: str, disk: Disk = DISK) -> None:
         if not directory.is_dir():
-            files.make_dir(directory, disk=disk)
+            files.make_dir(directory, mode=_DIRECTORY_MODE, disk=disk)
         super().__init__(LocalStore(directory), url)
         self._directory = directory
         self._disk = disk
@@ -193,9 +196,9 @@ class DirectoryObjects(ObstoreObjects):
 
     def _write(self, path: Path, data: bytes) -> None:
         temporary = files.temporary_beside(path)
-        files.make_dir(path.parent, disk=self._disk)
+        files.make_dir(path.parent, mode=_DIRECTORY_MODE, disk=self._disk)
         try:
-            files.create_file(temporary, data, disk=self._disk)
+            files.create_file(temporary, data, mode=_OBJECT_MODE, disk=self._disk)
             self._disk.rename(temporary, path)
         except BaseException:
             self._discard(temporary)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from perdure.core import files
 from perdure.core.errors import NotFound, Unavailable
-from perdure.snapshots.objects.client import DirectoryObjects
+from perdure.snapshots.objects.client import DirectoryObjects, open_objects
 from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import put
 from perdure.wire.objects import ItemKey, ItemState
@@ -138,3 +139,25 @@ async def test_what_cannot_be_settled_is_sent_again(disk: FailingDisk, tmp_path:
     assert await Home(after_power_cut(disk, tmp_path / "after"), catalogue).has("snp_1", SEEDS)
     with pytest.raises(NotFound):
         await objects.settle(f"{TENANT}/packs/none")
+
+
+# --------------------------------------------------------------------------------------------------------------- whose it is
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+async def test_nobody_else_can_read_what_is_made(tmp_path: Path, was_there: bool) -> None:
+    """Guests' memory lies in a store."""
+    directory = tmp_path / "above" / "store"
+    if was_there:
+        directory.mkdir(parents=True, mode=0o755)
+    earlier = os.umask(0)
+    try:
+        await open_objects(directory.as_uri()).put(NAME, DATA)
+    finally:
+        os.umask(earlier)
+    made = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    if was_there:
+        assert made.pop(directory) == 0o755, "a directory of somebody's is left as it is"
+        made.pop(directory.parent)
+    assert made.pop(directory / NAME) == 0o600
+    assert set(made.values()) == {0o700}
