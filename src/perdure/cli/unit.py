@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from perdure.core.config import Settings
+from perdure.core.config import SECRETS, Settings
 
 UNIT = """\
 [Unit]
@@ -30,16 +30,17 @@ OOMPolicy=continue
 [Install]
 WantedBy=multi-user.target
 """
-#: Settings of clients and of tests, and one that may hold a password: everybody may read a unit.
-_LEFT_OUT = {"url", "api_key", "crash_file", "database_url"}
+#: Settings of clients and of tests.
+_NOT_ITS_OWN = {"url", "api_key", "crash_file"}
 
 
 def text(settings: Settings, command: list[str], stop_s: float) -> str:
     """A unit that runs this command with these settings, for the user who asks. ``stop_s``: how long stopping may take."""
-    chosen = {"home", "shutdown_deadline_s", *settings.model_fields_set} - _LEFT_OUT
-    lines = [f"Environment={quoted(f'PERDURE_{name.upper()}={_value(settings, name)}')}" for name in sorted(chosen)]
-    if settings.database_url is not None:
-        lines.append("# Put PERDURE_DATABASE_URL=… into this file, which only root may read.")
+    chosen = {"home", "shutdown_deadline_s", *settings.model_fields_set} - _NOT_ITS_OWN
+    lines = [f"Environment={quoted(f'PERDURE_{name.upper()}={_value(settings, name)}')}" for name in sorted(chosen - SECRETS)]
+    secrets = [f"PERDURE_{name.upper()}=…" for name in sorted(chosen & SECRETS) if getattr(settings, name)]
+    if secrets:  # everybody may read a unit
+        lines.append(f"# Put {' and '.join(secrets)} into this file, which only root may read.")
         lines.append(f"EnvironmentFile={_escaped(str(settings.home / 'environment'))}")
     user = "" if os.geteuid() == 0 else f"User={getpass.getuser()}\n"
     words = " ".join(quoted(word).replace("$", "$$") for word in command)

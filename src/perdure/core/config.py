@@ -27,13 +27,18 @@ def notify_socket() -> str | None:
 
 
 class Settings(BaseModel):
-    """Everything an operator can set: what is given, else what the environment says, else the default. Immutable."""
+    """Everything an operator can set: what is given, else what the environment says, else the default. Immutable.
+
+    What may hold a secret is marked by ``repr=False``: it is shown nowhere (``SECRETS``).
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     home: Path = Field(default_factory=default_home, description="Data directory of this node and its embedded database.")
     image_dir: Path | None = Field(default=None, description="Images and golden snapshots; default HOME/images.")
-    database_url: str | None = Field(default=None, description="PostgreSQL URL; unset starts the embedded one under HOME/db.")
+    database_url: str | None = Field(
+        default=None, description="PostgreSQL URL; unset starts the embedded one under HOME/db.", repr=False
+    )
     listen_host: str = Field(default="127.0.0.1", description="TCP address of the API; TCP always needs a key.")
     listen_port: int = Field(default=7070, ge=0, le=65535, description="TCP port of the API; 0 picks a free one.")
     allowed_hosts: tuple[str, ...] = Field(
@@ -168,3 +173,7 @@ class Settings(BaseModel):
     @property
     def store(self) -> Path:
         return self.home / "store"
+
+
+#: Settings that may hold a password or a key: nothing that others can read says what they are.
+SECRETS = frozenset(name for name, field in Settings.model_fields.items() if not field.repr)

@@ -15,7 +15,7 @@ import pytest
 
 from perdure.cli import unit
 from perdure.cli.main import main
-from perdure.core.config import Settings
+from perdure.core.config import SECRETS, Settings
 
 COMMAND = [sys.executable, "-m", "perdure.cli.main", "up"]
 ANALYZE = shutil.which("systemd-analyze")
@@ -48,11 +48,27 @@ def test_the_server_gets_the_settings_of_who_printed_it(given: dict[str, Any], m
     assert settings_of(text, monkeypatch) == settings
 
 
-def test_secrets_stay_out_of_a_file_that_everybody_may_read() -> None:
-    settings = Settings(home=Path("/srv/perdure"), api_key="secret-1", database_url="postgresql://me:secret-2@host/db")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"database_url": "postgresql://me:secret-2@host/db"},
+        {"store_url": "s3://bucket", "store_options": ("access_key_id=me", "secret_access_key=secret-3")},
+        {"database_url": "postgresql://me:secret-2@host/db", "store_options": ("secret_access_key=secret-3",)},
+    ],
+    ids=["database", "store", "both"],
+)
+def test_secrets_stay_out_of_a_file_that_everybody_may_read(given: dict[str, Any]) -> None:
+    settings = Settings(home=Path("/srv/perdure"), api_key="secret-1", **given)
     text = unit.text(settings, COMMAND, 120.0)
     assert "secret" not in text
-    assert "EnvironmentFile=/srv/perdure/environment" in text.splitlines(), "else it would start a database of its own"
+    assert "secret" not in repr(settings)
+    assert "EnvironmentFile=/srv/perdure/environment" in text.splitlines(), "else it would start with something else"
+    (comment,) = [line for line in text.splitlines() if line.startswith("# Put ")]
+    assert set(re.findall(r"PERDURE_(\w+)=…", comment)) == {name.upper() for name in given if name != "store_url"}
+
+
+def test_what_may_hold_a_secret_is_marked() -> None:
+    assert {"api_key", "database_url", "store_options"} == SECRETS
 
 
 @pytest.mark.parametrize("deadline_s", [1.0, 60.0, 3600.0])
