@@ -87,6 +87,9 @@ class FakeObjects:
             if fault is not None:
                 raise Unavailable(f"{fault.value} for {name}", ambiguous=True)
 
+    async def sweep(self, before_ms: int) -> int:
+        return 0
+
     async def settle(self, name: str) -> None:
         self._get("settle", name)
 

@@ -37,7 +37,7 @@ from tests.fakes.objects import FakeObjects, Fault
 from tests.torture.model import Outcome, Violation, told_by
 from tests.torture.node import DIGEST, DISK_GIB, SIZE, WHEN, TortureNode
 from tests.torture.registry import Kind, Part, Work
-from tests.torture.saving import MASTER
+from tests.torture.saving import MASTER, check_directory
 from tests.torture.server import CTX
 from tests.torture.story import Stories, Story, check
 
@@ -183,7 +183,9 @@ async def checked(server: Server) -> None:
                 raise Violation(f"{item.key} is durable in the store and damaged: {damages[0].why}")
             if item.key.name not in wanted:
                 raise Violation(f"{item.key} is in the store although nobody wants it")
-    await _check_objects(_home(server)._parts.remote, catalogue)
+    remote = _home(server)._parts.remote
+    await _check_objects(remote, catalogue)
+    await check_directory(remote.objects, server.home / "objects")
 
 
 async def _check_objects(remote: Remote, catalogue: Catalogue) -> None:

@@ -33,7 +33,7 @@ from perdure.fleet.objects import StoreCatalogue
 from perdure.images.model import Golden, Image
 from perdure.images.registry import IMAGE_FILES, ImageStore, golden_to_json, image_to_json
 from perdure.images.sparse import file_facts
-from perdure.snapshots.objects.client import ClientSettings, open_objects
+from perdure.snapshots.objects.client import ClientSettings, Objects, open_objects
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import PlainKeyring
 from perdure.snapshots.objects.local import Mover
@@ -165,6 +165,8 @@ class Saving:
         if held := await self.server.database.all("retention.used_of_node", node_id=self.server.node.node_id):
             raise Violation(f"a backup that is over holds {held[0]}")
         whole, _ = await self.place.listed() if self.directory.exists() else ([], [])
+        if self.directory.exists():
+            await check_directory(open_objects(self.directory.as_uri()), self.directory)
         if whole:
             await self._check_whole()
         if len(whole) > BACKUPS_MAX and not self._expected.exists():
@@ -214,6 +216,18 @@ class Saving:
                 raise Violation(f"{one.name} was restored with {proof.value}, of {values}: {proof.wrong}")
             if (now := await restored.service.get(CTX, one.id)).generation <= generation + 1:
                 raise Violation(f"{one.name} was restored in generation {now.generation}, after {generation}")
+
+
+async def check_directory(objects: Objects, directory: Path) -> None:
+    """Nothing takes room in a store's directory that its listing does not show and a sweep does not remove. Raises Violation.
+
+    Nobody may be writing to it.
+    """
+    await objects.sweep(clock_ms())
+    shown = {name async for name, _ in objects.list("")}
+    there = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    if hidden := there - shown:
+        raise Violation(f"files that are no objects, and that nobody removes: {sorted(hidden)}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@
     backups/ID.json           it is complete: ``record``
     SCOPE/packs  SCOPE/items  what backups share, as in an object store (docs/object-store.md)
 
-Nothing is ever removed from a place by Perdure, and no object is written twice under one name but its mark.
+Nothing is ever removed from a place by Perdure but what a killed backup was still writing, and no object is written twice under
+one name but its mark.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Place:
         """Make sure that backups may be put here. Raises Conflict when it holds something else, Unavailable."""
         if await self._is_marked():
             await self._objects.settle(MARK)
+            await self._remote_for_put().sweep()
             return
         if await self._objects.size(OWNER) is not None:
             raise Conflict(

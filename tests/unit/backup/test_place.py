@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from perdure.backup.ledger import PlaceLedger
-from perdure.backup.place import Place
+from perdure.backup.place import MARK, Place, open_place
 from perdure.core import files
 from perdure.snapshots.objects.chunks import bytes_source
 from perdure.snapshots.objects.client import DirectoryObjects
@@ -58,3 +59,18 @@ async def test_what_a_killed_backup_has_put_is_made_durable_before_it_is_relied_
     remote = Remote(after, PlainKeyring(), clock)
     assert (await PlaceLedger(remote, clock).item(KEY)).state is ItemState.DURABLE
     await Place(after, url, clock).prepare()  # it is still known for a place of backups
+
+
+async def test_what_a_killed_backup_was_writing_goes_with_the_next_one(tmp_path: Path) -> None:
+    place = open_place(str(tmp_path / "place"), lambda: int(time.time() * 1000), make=True)
+    await place.prepare()
+    left = [tmp_path / "place" / name for name in ("backups/bak_1.json#1", "ten_a/packs/.tmp-pck_1-1-ab")]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(DATA)
+    await place.prepare()
+    assert all(path.exists() for path in left), "another backup may be writing it"
+    for path in left:
+        os.utime(path, (1, 1))
+    await place.prepare()
+    assert [path.name for path in (tmp_path / "place").rglob("*") if path.is_file()] == [MARK]

@@ -62,6 +62,7 @@ class Collector:
         """One pass over one scope. Raises Conflict when the store is another's, Unavailable; then the next pass goes on."""
         remote, catalogue = self._remote, self._catalogue
         await remote.claim(self._owner, known=await durable(catalogue, scope))
+        await remote.sweep()
         epoch = await catalogue.advance(scope)
         listed, manifests = await remote.listed(scope)  # before any row is read: what is listed has had its row by then
         doomed = await catalogue.condemn(scope, epoch)

@@ -29,6 +29,8 @@ _INDEXES_KEPT = 4096
 #: Of what we know to be in a store, how much is looked for when it does not say whose it is.
 _RECOGNIZED_BY = 5
 _SHOWN_MAX = 80
+#: No PUT lasts as long. One that does all the same fails and is tried again.
+LEFT_OVER_MS = 3_600_000
 
 
 class Remote:
@@ -42,6 +44,10 @@ class Remote:
 
     def new_name(self, prefix: str) -> str:
         return mint(prefix, now_ms=self._now_ms())
+
+    async def sweep(self) -> int:
+        """Remove what PUTs have left whose process died. Returns how many."""
+        return await self.objects.sweep(self._now_ms() - LEFT_OVER_MS)
 
     async def claim(self, owner: str, *, take: bool = False, known: Sequence[Item] = ()) -> None:
         """Make sure that this store belongs to the installation ``owner``; with ``take``, make it so. ``known``: what is durable

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,56 @@ async def test_nobody_else_can_read_what_is_made(tmp_path: Path, was_there: bool
         made.pop(directory.parent)
     assert made.pop(directory / NAME) == 0o600
     assert set(made.values()) == {0o700}
+
+
+# --------------------------------------------------------------------------------------------------- what a killed PUT leaves
+
+HOUR_S = 3600
+LEFT = (
+    f"{TENANT}/packs/pck_{'0' * 26}#1",
+    f"{TENANT}/packs/.tmp-pck_{'0' * 26}-17-ab",
+    f"{TENANT}/items/snp_1.1#12",
+    "perdure.json#2",
+)
+
+
+def leave(directory: Path, *, age_s: float) -> None:
+    for name in LEFT:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(DATA)
+        when = time.time() - age_s
+        os.utime(path, (when, when))
+
+
+async def test_what_a_killed_put_has_left_is_no_object_and_goes_with_a_collection(tmp_path: Path) -> None:
+    objects = open_objects((tmp_path / "store").as_uri())
+    home = Home(objects, clock=lambda: int(time.time() * 1000))
+    await home.remote.claim("here")
+    await home.upload("snp_1", SEEDS)
+    before = real_files(tmp_path / "store")
+    leave(tmp_path / "store", age_s=HOUR_S / 2)
+    await home.collect(passes=3)
+    assert set(real_files(tmp_path / "store")) == {*before, *LEFT}, "somebody may be writing it"
+    assert sorted([name async for name, _ in objects.list("")]) == before
+    leave(tmp_path / "store", age_s=HOUR_S * 2)
+    await home.collect()
+    assert real_files(tmp_path / "store") == before
+    assert await home.has("snp_1", SEEDS)
+
+
+async def test_a_put_that_is_swept_all_the_same_is_tried_again(tmp_path: Path, disk: FailingDisk) -> None:
+    objects = store(disk)
+    await objects.put(NAME, DATA)
+    step = disk.step
+
+    def swept(operation: str) -> None:
+        step(operation)
+        if operation.startswith("sync .tmp-"):
+            assert objects._sweep(2**60) == 1
+
+    disk.step = swept  # type: ignore[method-assign]
+    with pytest.raises(Unavailable) as caught:
+        await objects.put(NAME, b"other")
+    assert not caught.value.ambiguous
+    assert await objects.get(NAME) == DATA
