@@ -149,7 +149,7 @@ class _Stepped:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._thing, name)
-        if name == "list":
+        if name in ("list", "settle", "sweep"):  # the last two change nothing in a store that is no directory
             return method
 
         async def call(*args: Any, **named: Any) -> Any:
