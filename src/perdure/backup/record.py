@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from perdure.core.errors import CorruptData, HostUnfit
+from perdure.core.errors import CorruptData, HostUnfit, InvalidRequest
+from perdure.core.ids import is_id
+from perdure.images.recipe import is_image_name
 from perdure.wire.objects import ItemKey, Scope
 
 #: Grows when an earlier release could not restore what this one writes. A backup with something left out has the second, for who
 #: does not know of it would restore a catalogue that names what is not there.
 FORMAT, FORMAT_LEFT_OUT = 1, 2
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEY_FILE = ".key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +105,25 @@ def read_record(data: bytes, name: str) -> BackupRecord:
         for key in ("images", "snapshots"):
             plain[key] = tuple(StoredItem(**one) for one in plain[key])
         plain["left_out"] = tuple(LeftOut(**one | {"heads": tuple(one["heads"])}) for one in plain.get("left_out", ()))
-        return BackupRecord(**plain)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        record = BackupRecord(**plain)
+        _check_names(record)
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise CorruptData(
             f"The manifest of the backup {name} is damaged: {error}.", hint="Restore another backup of this place (--backup ID)."
         ) from error
+
+
+def _check_names(record: BackupRecord) -> None:
+    """Names become files of the home, and whoever can write into the place can write a manifest."""
+    for item in record.items:
+        _ = item.key  # InvalidRequest where it is none
+    for name, digest in record.names.items():
+        if not is_image_name(name) or _DIGEST.fullmatch(digest) is None:
+            raise ValueError(f"no image can have the name {name!r} and the digest {digest!r}")
+    for name in record.keys:
+        if not name.endswith(_KEY_FILE) or not is_id(name.removesuffix(_KEY_FILE), "ten"):
+            raise ValueError(f"no tenant has a key of the name {name!r}")
 
 
 def _digest(plain: dict[str, Any]) -> str:

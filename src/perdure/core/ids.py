@@ -25,7 +25,7 @@ RequestId = NewType("RequestId", str)
 DEFAULT_TENANT = TenantId("ten_default")
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ID = re.compile(r"^(ten|ws|snp|nod|exe|dsk|seg|bas|req|try)_[0-9a-z_]{1,40}$")
+_ID = re.compile(r"^(ten|ws|snp|nod|exe|dsk|seg|bas|req|try)_[0-9a-z_]{1,40}")
 #: Workspace names: DNS-label characters, so that a name can be a host name. ``@`` starts the part Perdure adds (``demo@lost-…``).
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?(@[a-z0-9][a-z0-9-]{0,40})?$")
 USER_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$")
@@ -43,7 +43,7 @@ def mint(prefix: str, *, now_ms: int) -> str:
 
 def is_id(text: str, prefix: str) -> bool:
     """Whether ``text`` has the shape of an id of that kind (it may still name nothing)."""
-    return text.startswith(prefix + "_") and _ID.match(text) is not None
+    return text.startswith(prefix + "_") and _ID.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:

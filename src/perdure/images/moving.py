@@ -18,7 +18,7 @@ from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, CorruptData, CorruptSnapshot, NotFound
 from perdure.images.registry import IMAGE_FILES, ImageStore
 from perdure.images.verify import ImageVerifier
-from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.manifest import BaseRef, check_base_names
 from perdure.snapshots.objects.chunks import Source, file_source
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.local import image_key
@@ -117,8 +117,8 @@ def base_of(item: StoredItem) -> BaseRef:
     key = item.manifest.key
     try:
         told = item.manifest.facts[FACT]
-        base = BaseRef(str(told["image"]), None if told["golden"] is None else str(told["golden"]))
-    except (KeyError, TypeError) as error:
+        base = check_base_names(BaseRef(str(told["image"]), None if told["golden"] is None else str(told["golden"])))
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptSnapshot(f"The stored item {key} does not say which image it is.") from error
     if image_key(base) != key:
         raise CorruptSnapshot(f"The stored item {key} says that it is {image_key(base)}.")

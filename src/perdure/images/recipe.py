@@ -51,6 +51,10 @@ _EGRESS = re.compile(r"^(\[[0-9a-fA-F:.]+(/\d{1,3})?\]|[A-Za-z0-9*][A-Za-z0-9.*_
 ROOT_LAYOUT = 2
 
 
+def is_image_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
     """A file that the build puts into the root disk, owned by root."""
@@ -230,7 +234,7 @@ class _Reader:
 
     def name(self) -> str:
         value = self._take("name")
-        if not isinstance(value, str) or not _NAME.match(value):
+        if not isinstance(value, str) or not is_image_name(value):
             raise self._wrong(
                 f"name is {value!r}, which cannot name an image.",
                 "Set name to 1 to 50 lower-case letters, digits, dots and dashes.",

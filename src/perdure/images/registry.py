@@ -257,6 +257,8 @@ def described_files(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has format {described['format']}, this release reads {FORMAT}")
         if not all(isinstance(facts["bytes"], int) and isinstance(facts["sha256"], str) for facts in described["files"].values()):
             raise ValueError("it does not say what the files beside it are")
+        if any("/" in name or name in ("", ".", "..") for name in described["files"]):
+            raise ValueError("it names a file that does not lie beside it")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptData(f"{path} is damaged.", file=file_name(path), hint=_REBUILD, internal=str(error)) from error
     return described

@@ -8,6 +8,7 @@ after a crash its disk can be found. Both are JSON with a checksum over the rest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +17,7 @@ from typing import Any
 import xxhash
 
 from perdure.core.errors import CorruptSnapshot
-from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId
+from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, is_id
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.segments import segment_file
 from perdure.wire.node import MachineSize, SnapshotFacts
@@ -25,6 +26,10 @@ VERSION = 1
 MANIFEST = "manifest.json"
 INDEX = "ram.index"
 DEVICES = "devices.state"
+#: The index of a snapshot as it was captured or fetched, and what a merge wrote in its place.
+_INDEX = re.compile(r"ram(\.[0-9a-z_]{1,40})?\.index")
+#: An image by its digest, and a golden by its reference.
+_IMAGE, _GOLDEN = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,120}"), re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,240}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +154,11 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes, name: str) -> Manifest:
-        """Raises CorruptSnapshot naming ``name``."""
+        """Raises CorruptSnapshot naming ``name``, also for one that names what would lie outside of the store."""
         with _Reading(name):
-            return _manifest(_unsealed(data))
+            manifest = _manifest(_unsealed(data))
+            _check_names(manifest)
+            return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +193,13 @@ class LiveRecord:
             raw["disk_base"] = _base_ref(raw["disk_base"])
             raw["layers"] = tuple(raw["layers"])
             return LiveRecord(**raw)
+
+
+def check_base_names(ref: BaseRef) -> BaseRef:
+    """Return it, or raise ValueError when its names could lead out of the image directory."""
+    _require(_IMAGE.fullmatch(ref.image) is not None, "an image", ref.image)
+    _require(ref.golden is None or _GOLDEN.fullmatch(ref.golden) is not None, "a golden snapshot", ref.golden)
+    return ref
 
 
 def base_file(base_id: BaseId) -> str:
@@ -261,6 +275,32 @@ def _manifest(raw: dict[str, Any]) -> Manifest:
     raw["disk_base"] = _base_ref(raw["disk_base"])
     raw["layers"] = tuple(DiskFact(**layer) for layer in raw["layers"])
     return Manifest(**raw)
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Every name in it becomes part of a path, and whoever can write into an object store or a backup can write a manifest."""
+    _require(is_id(manifest.snapshot_id, "snp"), "a snapshot", manifest.snapshot_id)
+    _require(is_id(manifest.workspace_id, "ws"), "a workspace", manifest.workspace_id)
+    _require(is_id(manifest.tenant_id, "ten"), "a tenant", manifest.tenant_id)
+    _require(manifest.parent_id is None or is_id(manifest.parent_id, "snp"), "a snapshot", manifest.parent_id)
+    _require(_IMAGE.fullmatch(manifest.image) is not None, "an image", manifest.image)
+    check_base_names(manifest.disk_base)
+    for layer in manifest.layers:
+        _require(is_id(layer.disk_id, "dsk"), "a disk layer", layer.disk_id)
+    memory, own = manifest.memory, manifest.private_base
+    if memory is None:
+        return
+    check_base_names(memory.base)
+    _require(own is None or is_id(own.base_id, "bas"), "a base", own)
+    _require(_INDEX.fullmatch(memory.index.name) is not None, "an index", memory.index.name)
+    _require(memory.devices.name == DEVICES, "the devices", memory.devices.name)
+    for segment_id in memory.segments:
+        _require(is_id(segment_id, "seg"), "a segment", segment_id)
+
+
+def _require(holds: bool, what: str, name: object) -> None:
+    if not holds:
+        raise ValueError(f"{name!r} is no name of {what}")
 
 
 def _base_ref(raw: dict[str, Any]) -> BaseRef:

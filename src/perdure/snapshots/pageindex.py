@@ -20,7 +20,7 @@ import xxhash
 import zstandard
 
 from perdure.core.errors import CorruptSnapshot
-from perdure.core.ids import SegmentId
+from perdure.core.ids import SegmentId, is_id
 from perdure.machines.driver import PageNumbers
 
 _MAGIC = b"PDRIDX01"
@@ -170,6 +170,8 @@ def _decode(data: bytes) -> PageIndex:
 
 
 def _check(index: PageIndex) -> None:
+    if not all(is_id(name, "seg") for name in index.frames.ids):
+        raise ValueError("it has a name of a segment that none can have")
     for pages in (index.pages, index.zeros):
         if len(pages) and (int(pages[-1]) >= index.page_count or not (pages[1:] > pages[:-1]).all()):
             raise ValueError("its page numbers are out of order")

@@ -28,7 +28,7 @@ PackId = NewType("PackId", str)
 Scope = NewType("Scope", str)
 IMAGES = Scope("images")
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,120}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,120}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +40,7 @@ class ItemKey:
 
     def __post_init__(self) -> None:
         check_scope(self.scope)
-        if not _NAME.match(self.name):
+        if not _NAME.fullmatch(self.name):
             raise InvalidRequest(
                 f"{self.name!r} cannot be the name of something in the store.",
                 hint="Use 1 to 121 letters, digits, dashes and underscores, with a letter or digit first.",

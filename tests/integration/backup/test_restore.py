@@ -218,6 +218,23 @@ async def test_a_damaged_manifest(world: World, restoration: Restoration) -> Non
         await restoration.restore()
 
 
+async def test_a_forged_manifest_writes_nothing_outside_of_the_home(world: World, restoration: Restoration) -> None:
+    """Whoever can write into the place writes manifests whose checksums hold."""
+    made = await world.back_up()
+    outside = world.root / "passwd"
+    outside.write_text("somebody's")
+    for changes in (
+        {"names": {"../../../passwd": "70" * 32}},
+        {"names": {"base": "../../../x"}},
+        {"keys": {"../passwd": "AAAA"}},
+    ):
+        edit_record(world.directory, made, **changes)
+        with pytest.raises(CorruptData, match=r"The manifest of the backup .* is damaged"):
+            await restoration.restore()
+    assert outside.read_text() == "somebody's"
+    assert restoration.is_untouched()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from perdure.backup.make import key_mark
 from perdure.backup.place import directory_of, open_place, place_url
@@ -48,6 +51,23 @@ def test_every_byte_counts() -> None:
             assert "bak_1" in error.message
 
 
+@given(
+    name=st.text(st.sampled_from(list("./\\a0-\n\0")), max_size=12),
+    digest=st.sampled_from(["70" * 32, "../x"]),
+    item=st.text(max_size=6),
+)
+@example(name="../../../../etc/passwd", digest="70" * 32, item="snp_1")
+def test_whoever_wrote_it_its_names_stay_in_the_home(name: str, digest: str, item: str) -> None:
+    forged = replace(RECORD, names={name: digest}, keys={name: ""}, snapshots=(replace(ITEM, name=item),))
+    with pytest.raises(CorruptData, match="is damaged"):
+        read_record(forged.to_bytes(), "bak_1")
+    try:
+        made = read_record(replace(forged, keys={}).to_bytes(), "bak_1")
+    except CorruptData:
+        return
+    assert all(Path(one).name == one and one not in (".", "..") for one in (*made.names, *made.names.values(), item))
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b'{"checksum": 1}', RECORD.to_bytes()[:-20], b"\xff\xfe"])
 def test_what_is_no_record_is_damaged(data: bytes) -> None:
     with pytest.raises(CorruptData, match="The manifest of the backup bak_9 is damaged") as caught:
@@ -87,8 +107,8 @@ def test_places_are_directories_or_urls() -> None:
     assert str(directory_of("file:///a%20dir/x")) == "/a dir/x"
     assert place_url("s3://bucket/prefix") == "s3://bucket/prefix"
     assert directory_of("s3://bucket/prefix") is None
-    for given in ("", "http://x/y", "memory:///"):
+    for url in ("", "http://x/y", "memory:///"):
         with pytest.raises(InvalidRequest):
-            place_url(given)
+            place_url(url)
     with pytest.raises(NotFound, match="There is no directory /nowhere/at-all"):
         open_place("/nowhere/at-all", lambda: 0, make=False)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
-from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.core.ids import BaseId, DiskId, SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
-from perdure.snapshots.layers import disk_file
-from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.layers import digest_of, disk_file
+from perdure.snapshots.manifest import DEVICES, BaseFact, BaseRef, FileFact
 from perdure.snapshots.merge import merge
-from perdure.snapshots.objects.chunks import file_source
+from perdure.snapshots.objects.chunks import bytes_source, file_source
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
-from perdure.snapshots.objects.local import Mover, image_key, snapshot_key, snapshot_of
+from perdure.snapshots.objects.local import FACT, Mover, image_key, snapshot_key, snapshot_of
 from perdure.snapshots.objects.upload import Contents
 from perdure.snapshots.rebase import rebase
 from perdure.wire.node import SnapshotFacts
@@ -212,6 +214,37 @@ async def test_a_fetch_that_fails_leaves_nothing(here: Place, elsewhere: Callabl
         assert files_of(there.node) == set()
         here.home.objects.data[name] = whole  # type: ignore[attr-defined]
         await there.mover.fetch(item.key)
+
+
+@pytest.mark.parametrize("what", ["devices", "layer", "base"])
+async def test_a_forged_snapshot_touches_nothing_outside_of_the_store(
+    here: Place, elsewhere: Callable[[], Place], tmp_path: Path, what: str
+) -> None:
+    """Whoever can write into the store writes manifests whose checksums hold."""
+    facts, _ = await asleep(here.node)
+    there = elsewhere()
+    outside = {name: there.node.store.root.parent / name for name in ("devices", "layer.qcow2", "base.ram")}
+    for path in outside.values():
+        path.write_bytes(b"somebody's")
+    told = here.node.store.manifest(facts.snapshot_id)
+    assert told.memory is not None
+    alone = replace(told, layers=(), memory=replace(told.memory, devices=FileFact(DEVICES, 100, digest_of(b"x" * 100))))
+    assert alone.memory is not None
+    if what == "devices":
+        forged = replace(alone, memory=replace(alone.memory, devices=replace(alone.memory.devices, name="../../../new")))
+    elif what == "layer":
+        forged = replace(told, layers=(replace(told.layers[0], disk_id=DiskId("../../layer")),))
+    else:
+        own = BaseFact(BaseId("../../base"), PAGE_SIZE, PAGE_SIZE, "0")
+        forged = replace(alone, memory=replace(alone.memory, base=replace(alone.memory.base, private=own)))
+    sources = [bytes_source(name, b"x" * 100) for name in (DEVICES, "layer.qcow2", "base.ram")]
+    contents = Contents(snapshot_key(told), sources, (), {FACT: json.loads(forged.to_bytes())})
+    item, _ = await here.home.uploader.upload(contents)
+    with pytest.raises(CorruptSnapshot) as caught:
+        await there.mover.fetch(item.key)
+    assert {path.read_bytes() for path in outside.values()} == {b"somebody's"}
+    assert not (there.node.store.root.parent / "new").exists()
+    assert files_of(there.node) == set() and "is no name of" in caught.value.message
 
 
 async def test_another_base_is_refused(here: Place, elsewhere: Callable[[], Place]) -> None:
