@@ -48,7 +48,7 @@ def backup_service(
         clock=clock,
         home=settings.home,
         scratch=settings.run_dir,
-        master=master_key(settings.master_key_file),
+        master=master_key(settings.master_key_file, settings.store_keys_dir),
         keys_dir=settings.store_keys_dir,
         sealed=settings.store_encryption,
         bring=bring,
@@ -167,7 +167,7 @@ def _keyring(settings: Settings) -> Keyring:
             "The object store is encrypted, and the master key that opens it is not here.",
             hint=f"Put the key into {settings.master_key_file} (mode 0600), and the directory 'keys' of the lost home beside it.",
         )
-    return _KnownKeys(settings.store_keys_dir, master_key(settings.master_key_file))
+    return _KnownKeys(settings.store_keys_dir, master_key(settings.master_key_file, settings.store_keys_dir))
 
 
 @asynccontextmanager

@@ -234,7 +234,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await lease.start()
         stack.push_async_callback(lease.close)
         workspaces = WorkspaceService(tools)
-        handles = Handles(keys.derive(keys.master_key(settings.master_key_file), PURPOSE))
+        handles = Handles(keys.derive(keys.master_key(settings.master_key_file, settings.store_keys_dir), PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
         bring = None if node.second_home is None else node.second_home.fetch
         backups = saving.backup_service(settings, clock, database, node.snapshot_store, image_store, bring)
@@ -271,7 +271,7 @@ async def _objects(settings: Settings, clock: Clock, database: Database) -> Obje
     if settings.store_encryption:
         if not is_sealed and await database.one("homes.any_stored", images=IMAGES) is not None:
             raise _other_encryption(settings, "has snapshots that are not encrypted, or the tenants' keys are missing")
-        keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file))
+        keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file, settings.store_keys_dir))
     elif is_sealed:
         raise _other_encryption(settings, "is encrypted: there are tenants' keys")
     remote = opening.open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))

@@ -214,7 +214,7 @@ def _take_wrapped(path: Path, wrapped: bytes) -> None:
 def _keyring(settings: Settings, record: BackupRecord) -> Keyring:
     if not record.sealed:
         return PlainKeyring()
-    return TenantKeyring(settings.store_keys_dir, master_key(settings.master_key_file))
+    return TenantKeyring(settings.store_keys_dir, master_key(settings.master_key_file, settings.store_keys_dir))
 
 
 def _read_mark(home: Path) -> dict[str, str] | None:
@@ -367,7 +367,15 @@ async def _new_life(tx: Transaction, node_id: NodeId, record: BackupRecord, skip
     before = {row["id"]: row for row in await tx.all("backup.workspaces")}
     await tx.run("backup.nodes_down")
     await tx.one("nodes.register", id=node_id, tenant_id=DEFAULT_TENANT, lease_s=0.0)
-    for statement in ("let_go_all", "forget_strays", "forget_holds", "forget_packs", "forget_needs", "forget_items"):
+    for statement in (
+        "let_go_all",
+        "forget_strays",
+        "forget_holds",
+        "forget_packs",
+        "forget_needs",
+        "forget_items",
+        "forget_shreds",
+    ):
         await tx.run(f"backup.{statement}")
     await tx.run("backup.new_installation")
     left_out = await _left_out(tx, record, skipped, before)

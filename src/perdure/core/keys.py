@@ -2,7 +2,8 @@
 
 Derivation is HKDF with SHA-256 (RFC 5869) from the standard library; the purpose is its ``info``, so that keys of two purposes
 tell nothing of each other. The file is made at first start with mode 0600. Whoever loses it loses what was signed with it, such
-as handles that workspaces hold, and nothing else: no state is sealed with it so far.
+as handles that workspaces hold, and what is sealed: the keys of tenants are wrapped with it, and all that they have in an object
+store is sealed with those.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ from perdure.core import files
 from perdure.core.errors import CorruptData, HostUnfit
 
 KEY_BYTES = 32
+#: How the file of a tenant's key begins; one that was thrown away has another content.
+WRAPPED = b"PDRKEY01"
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
-def master_key(path: Path) -> bytes:
-    """The key in ``path``, made when there is none yet. Raises HostUnfit when others can read it, CorruptData when it is none."""
+def master_key(path: Path, wrapped: Path | None = None) -> bytes:
+    """The key in ``path``, made when there is none yet.
+
+    Raises HostUnfit when others can read it, CorruptData when it is none, or when it is missing although ``wrapped`` has keys of
+    tenants, which a new one could not unwrap.
+    """
     if not path.exists():
+        if wrapped is not None and any(key.read_bytes().startswith(WRAPPED) for key in wrapped.glob("*.key")):
+            raise CorruptData(
+                f"The master key {path} is missing, and {wrapped} has keys of tenants that only it can unwrap.",
+                hint=f"Restore {path} from a backup. Only if it is lost for good, move {wrapped} aside too.",
+            )
         files.make_dir(path.parent)
         files.write_file(path, os.urandom(KEY_BYTES), mode=0o600)
     if path.stat().st_mode & 0o077:
@@ -30,7 +42,8 @@ def master_key(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise CorruptData(
             f"The master key {path} has {len(key)} bytes instead of {KEY_BYTES}.",
-            hint="Restore it from a backup, or remove it to have a new one made: what was signed with it then counts no more.",
+            hint="Restore it from a backup. Without it what is sealed in an object store or a backup cannot be read, and what was "
+            "signed counts no more.",
         )
     return key
 

@@ -232,6 +232,36 @@ async def test_a_backup_of_before_is_not_restored_over_it(world: World, restorat
     assert restoration.is_untouched()
 
 
+async def test_a_home_restored_from_a_backup_of_after_it_stores_again(world: World, restoration: Restoration) -> None:
+    await uploaded(world)
+    old = TenantKeyring(world.server.home / "keys", MASTER).of(TENANT)
+    await world.server.service.shred_tenant(CTX, DEFAULT_TENANT, with_workspaces=True)
+    await world.server.service.create(CTX, CreateWorkspace("later"))
+    await world.server.service.sleep(CTX, "later")
+    await world.back_up()
+    await restoration.restore()
+    server = await restoration.server()
+    pushed = await server.service.push_snapshot(CTX, "later", None, deadline_s=60)
+    assert pushed.stored_at is not None
+    assert TenantKeyring(server.home / "keys", MASTER).of(TENANT) != old
+    await server.node.crash()
+    await server.database.close()
+
+
+async def test_what_was_only_asked_for_is_shredded_in_the_restored_home_too(world: World, restoration: Restoration) -> None:
+    await world.back_up()
+    async with world.server.database.transaction() as tx:
+        await tx.one("shreds.ask", tenant_id=DEFAULT_TENANT, body="{}")
+    await world.back_up()
+    await restoration.restore()
+    server = await restoration.server()
+    await server.service.upkeep.shredding.go_on()
+    row = await server.database.one("shreds.of", tenant_id=DEFAULT_TENANT)
+    assert row is not None and row["state"] == "done"
+    await server.node.crash()
+    await server.database.close()
+
+
 async def test_no_backup_is_sealed_with_a_key_that_is_gone(world: World) -> None:
     await uploaded(world)
     await world.server.service.shred_tenant(CTX, DEFAULT_TENANT, with_workspaces=True)

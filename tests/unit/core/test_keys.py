@@ -8,6 +8,8 @@ import pytest
 
 from perdure.core.errors import CorruptData, HostUnfit
 from perdure.core.keys import derive, hkdf, master_key
+from perdure.snapshots.objects.keys import TenantKeyring
+from perdure.wire.objects import Scope
 
 
 def test_the_key_is_made_once_and_is_for_its_owner_only(tmp_path: Path) -> None:
@@ -36,6 +38,32 @@ def test_a_file_that_is_no_key_is_refused_and_left_alone(tmp_path: Path, content
     with pytest.raises(CorruptData, match=f"has {len(content)} bytes"):
         master_key(path)
     assert path.read_bytes() == content
+
+
+def test_no_new_key_is_made_while_tenants_keys_wait_for_the_old_one(tmp_path: Path) -> None:
+    path, wrapped = tmp_path / "master.key", tmp_path / "keys"
+    wrapped.mkdir()
+    tenant = Scope("ten_a")
+    made = TenantKeyring(wrapped, master_key(path, wrapped)).of(tenant)
+    path.rename(tmp_path / "aside")
+    with pytest.raises(CorruptData, match=r"is missing, and .* has keys of tenants that only it can unwrap") as caught:
+        master_key(path, wrapped)
+    assert "from a backup" in caught.value.hint
+    assert not path.exists()
+    (tmp_path / "aside").rename(path)
+    with_mark = tmp_path / "marks"
+    TenantKeyring(with_mark, b"m" * 32).shred(tenant)
+    assert len(master_key(tmp_path / "new.key", with_mark)) == 32, "nothing waits for a key there"
+    assert TenantKeyring(wrapped, master_key(path, wrapped)).of(tenant) == made
+
+
+def test_a_key_that_is_none_is_not_said_to_be_worth_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    with pytest.raises(CorruptData) as caught:
+        master_key(path)
+    assert "remove it" not in caught.value.hint and "sealed" in caught.value.hint
 
 
 def test_each_purpose_has_a_key_of_its_own() -> None:

@@ -46,6 +46,11 @@ delete from store_needs;
 -- name: forget_items
 delete from store_items;
 
+-- name: forget_shreds
+-- What was shredded to its end was shredded in the store that the earlier life used; its key is in no backup that was made since.
+-- One that was only asked for is brought to its end here too.
+delete from tenant_shreds where state = 'done';
+
 -- name: new_installation
 -- An object store that the earlier life used stays that one's until somebody takes it over on purpose: what it holds may be newer
 -- than the backup, and to a garbage collection it would be strays.

@@ -22,11 +22,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from perdure.core.errors import AlreadyExists, Conflict, CorruptData, InvalidRequest, Shredded
 from perdure.core.files import DISK, TEMPORARY, Disk, create_file, link, make_dir, remove, temporary_beside, write_file
-from perdure.core.keys import KEY_BYTES, derive
+from perdure.core.keys import KEY_BYTES, WRAPPED, derive
 from perdure.wire.objects import IMAGES, Scope, check_scope
 
 _NONCE_BYTES = 12
-_MAGIC = b"PDRKEY01"
 #: What lies in the place of a key that was thrown away.
 GONE = b"shredded\n"
 
@@ -132,11 +131,11 @@ class TenantKeyring:
             raise Shredded(
                 f"The key of tenant {scope} was shredded; nothing it stored can be read.", hint="There is no way back."
             )
-        nonce = stored[len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES]
+        nonce = stored[len(WRAPPED) : len(WRAPPED) + _NONCE_BYTES]
         try:
-            if not stored.startswith(_MAGIC):
+            if not stored.startswith(WRAPPED):
                 raise InvalidTag
-            key = self._wrapping.decrypt(nonce, stored[len(_MAGIC) + _NONCE_BYTES :], scope.encode())
+            key = self._wrapping.decrypt(nonce, stored[len(WRAPPED) + _NONCE_BYTES :], scope.encode())
         except (InvalidTag, ValueError) as error:
             raise CorruptData(
                 f"The key of tenant {scope} cannot be unwrapped: it is damaged, or was wrapped by another master key.",
@@ -149,7 +148,7 @@ class TenantKeyring:
         """A new key; whoever is first wins, and the others read that one."""
         path, nonce = self._path(scope), os.urandom(_NONCE_BYTES)
         temporary = temporary_beside(path)
-        wrapped = _MAGIC + nonce + self._wrapping.encrypt(nonce, os.urandom(KEY_BYTES), scope.encode())
+        wrapped = WRAPPED + nonce + self._wrapping.encrypt(nonce, os.urandom(KEY_BYTES), scope.encode())
         create_file(temporary, wrapped, mode=0o600, disk=self._disk)
         try:
             link(temporary, path, disk=self._disk)
