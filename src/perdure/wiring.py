@@ -39,7 +39,7 @@ from perdure.db.embedded import EmbeddedPostgres
 from perdure.db.keeper import DatabaseKeeper
 from perdure.ending import Ending
 from perdure.fleet.nodes import NodeRegistry
-from perdure.fleet.objects import StoreCatalogue
+from perdure.fleet.objects import NodeKeys, StoreCatalogue
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
 from perdure.gateway.rules import EgressRules
@@ -267,17 +267,21 @@ async def _objects(settings: Settings, clock: Clock, database: Database) -> Obje
     if settings.store_url is None:
         return None
     keyring: Keyring = PlainKeyring()
+    sealed: TenantKeyring | None = None
     is_sealed = any(settings.store_keys_dir.glob("*.key"))
     if settings.store_encryption:
         if not is_sealed and await database.one("homes.any_stored", images=IMAGES) is not None:
             raise _other_encryption(settings, "has snapshots that are not encrypted, or the tenants' keys are missing")
-        keyring = TenantKeyring(settings.store_keys_dir, keys.master_key(settings.master_key_file, settings.store_keys_dir))
+        keyring = sealed = TenantKeyring(
+            settings.store_keys_dir, keys.master_key(settings.master_key_file, settings.store_keys_dir)
+        )
     elif is_sealed:
         raise _other_encryption(settings, "is encrypted: there are tenants' keys")
     remote = opening.open_remote(settings.store_url, settings.store_options, keyring, lambda: epoch_ms(clock))
     row = await database.one("homes.installation")
     assert row is not None, "a migration has made it"
-    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True), row["id"])
+    own = None if sealed is None else NodeKeys(_node_id(settings, clock), sealed.mark)
+    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True, keys=own), row["id"])
 
 
 def _other_encryption(settings: Settings, why: str) -> InvalidRequest:

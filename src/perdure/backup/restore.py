@@ -374,6 +374,7 @@ async def _new_life(tx: Transaction, node_id: NodeId, record: BackupRecord, skip
         "forget_packs",
         "forget_needs",
         "forget_items",
+        "forget_keys",
         "forget_shreds",
     ):
         await tx.run(f"backup.{statement}")

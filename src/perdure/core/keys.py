@@ -42,8 +42,8 @@ def master_key(path: Path, wrapped: Path | None = None) -> bytes:
     if len(key) != KEY_BYTES:
         raise CorruptData(
             f"The master key {path} has {len(key)} bytes instead of {KEY_BYTES}.",
-            hint="Restore it from a backup. Without it what is sealed in an object store or a backup cannot be read, and what was "
-            "signed counts no more.",
+            hint="Restore it from a backup. Without it what is sealed in an object store or a backup cannot be read, and what "
+            "was signed counts no more.",
         )
     return key
 

@@ -6,23 +6,34 @@ costs nothing, and what a transaction has looked at cannot change before it ends
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from psycopg.rows import DictRow
 
-from perdure.core.errors import Conflict, NotFound, Shredded, StaleGeneration
-from perdure.core.ids import DEFAULT_TENANT, is_id
+from perdure.core.errors import Conflict, HostUnfit, NotFound, Shredded, StaleGeneration
+from perdure.core.ids import DEFAULT_TENANT, NodeId, is_id
 from perdure.db.database import Database, Transaction
 from perdure.wire.objects import IMAGES, Item, ItemKey, ItemState, Pack, PackId, PackState, Scope, check_scope
 
 
+@dataclass(frozen=True, slots=True)
+class NodeKeys:
+    """What this node seals with. ``mark`` gives that of a scope's key, None for one that is not sealed."""
+
+    node_id: NodeId
+    mark: Callable[[Scope], str | None]
+
+
 class StoreCatalogue:
     """Implements ``wire.objects.Catalogue``. With ``of_snapshots`` an item that is named by a snapshot's id can be begun only
-    while that snapshot's row is complete: nothing is uploaded, and left to lie, that has been removed meanwhile."""
+    while that snapshot's row is complete: nothing is uploaded, and left to lie, that has been removed meanwhile. With ``keys`` nothing
+    is uploaded, or looked up to be read, by a node whose key is not the one that the tenant's content is sealed with."""
 
-    def __init__(self, database: Database, *, of_snapshots: bool = False) -> None:
+    def __init__(self, database: Database, *, of_snapshots: bool = False, keys: NodeKeys | None = None) -> None:
         self._database = database
+        self._keys = keys
         self._of_snapshots = of_snapshots
 
     @asynccontextmanager
@@ -52,6 +63,7 @@ class StoreCatalogue:
                     f"Tenant {key.scope} was shredded: nothing of it goes into the object store any more.",
                     hint="What it has since is on its node only. For what is to be stored begin a new home, with its own store.",
                 )
+            await self._mark_key(tx, key.scope)
             if row is not None and ItemState(row["state"]) is ItemState.RELEASED:
                 raise Conflict(f"{key} was released and cannot be uploaded again.", hint="Take a new snapshot.")
             if self._of_snapshots and is_id(key.name, "snp") and await tx.one("homes.lock_wanted", id=key.name) is None:
@@ -67,6 +79,13 @@ class StoreCatalogue:
             for need in needs:
                 await tx.run("objects.add_need", **names, need_scope=need.scope, need_name=need.name)
             return Item(key, ItemState.UPLOADING, int(count["attempts"]), tuple(needs))
+
+    async def _mark_key(self, tx: Transaction, scope: Scope) -> None:
+        """The scope's row is locked, so of two nodes that begin at once the second one finds the mark of the first."""
+        mark = None if self._keys is None else self._keys.mark(scope)
+        if self._keys is not None and mark is not None:
+            row = await tx.one("objects.mark_key", scope=scope, mark=mark, node_id=self._keys.node_id)
+            _check_key(scope, mark, row)
 
     async def pin(self, key: ItemKey, attempt: int, packs: Sequence[PackId]) -> frozenset[PackId]:
         async with self._attempt(key, attempt) as tx:
@@ -134,6 +153,10 @@ class StoreCatalogue:
             yield
 
     async def item(self, key: ItemKey) -> Item:
+        if self._keys is not None and key.scope != IMAGES:
+            row = await self._database.one("objects.key_mark", scope=key.scope)
+            if row is not None:
+                _check_key(key.scope, self._keys.mark(key.scope), row)
         row = await self._database.one("objects.item", scope=key.scope, name=key.name)
         if row is None:
             raise NotFound(f"The object store has no {key}.", hint="Wait until it is uploaded, or look for another.")
@@ -205,6 +228,15 @@ async def _count(tx: Transaction, key: ItemKey, packs: frozenset[PackId]) -> int
 
 def _is_that(item: Item, attempt: int, manifest: tuple[int, str]) -> bool:
     return item.state is ItemState.DURABLE and (item.attempt, item.checksum) == (attempt, manifest[1])
+
+
+def _check_key(scope: Scope, mark: str | None, row: DictRow | None) -> None:
+    if row is not None and row["key_mark"] != mark:
+        raise HostUnfit(
+            f"This node has another key of tenant {scope} than the one that the object store is sealed with.",
+            hint=f"Stop this server, copy 'master.key' and the directory 'keys' from the home of node {row['key_node']}, which "
+            "stored first, over those in this home, and start it again.",
+        )
 
 
 def _tenant(scope: Scope) -> str:

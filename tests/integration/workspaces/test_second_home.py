@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,22 @@ from pathlib import Path
 import pytest
 
 from perdure.core.config import Settings
-from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
-from perdure.core.ids import NodeId, SnapshotId
+from perdure.core.errors import (
+    Conflict,
+    CorruptData,
+    CorruptSnapshot,
+    DeadlineExceeded,
+    HostUnfit,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import StoreCatalogue
+from perdure.snapshots.objects.chunks import bytes_source
+from perdure.snapshots.objects.download import Downloader
+from perdure.snapshots.objects.upload import Contents, Uploader
 from perdure.wire.node import Damage, Fetching, MemoryFate
 from perdure.wire.objects import ItemKey, Scope
 from perdure.wiring import _objects
@@ -245,6 +258,32 @@ async def test_a_store_is_not_used_with_the_other_encryption(homes: Homes, tmp_p
     with pytest.raises(InvalidRequest, match="is false, but the object store is encrypted") as caught:
         await _objects(settings, clock, database)
     assert str(tmp_path / "keys") in caught.value.hint
+
+
+async def test_a_second_node_does_not_seal_with_a_key_of_its_own(homes: Homes, tmp_path: Path) -> None:
+    """Both have started before anything was stored, so each had reason to make a key."""
+    clock, database = homes.plane.clock, homes.plane.database
+    store = (tmp_path / "objects").as_uri()
+    first, second = (
+        Settings(home=tmp_path / name, store_url=store, store_encryption=True, crash_file=None) for name in ("one", "two")
+    )
+    one, two = await _objects(first, clock, database), await _objects(second, clock, database)
+    assert one is not None and two is not None
+    keys = [ItemKey(Scope(DEFAULT_TENANT), name) for name in ("item-1", "item-2")]
+    contents = [Contents(key, [bytes_source("file", key.name.encode() * 100)]) for key in keys]
+    await Uploader(one.remote, one.catalogue).upload(contents[0])
+    for refused in (Uploader(two.remote, two.catalogue).upload(contents[1]), Downloader(two.remote, two.catalogue).open(keys[0])):
+        with pytest.raises(HostUnfit, match="another key of tenant ten_default") as caught:
+            await refused
+        assert (first.home / "node.id").read_text() in caught.value.hint and "master.key" in caught.value.hint
+    shutil.copy(first.master_key_file, second.master_key_file)
+    shutil.copytree(first.store_keys_dir, second.store_keys_dir, dirs_exist_ok=True)
+    again = await _objects(second, clock, database)
+    assert again is not None
+    await Uploader(again.remote, again.catalogue).upload(contents[1])
+    for parts in (one, again):
+        for key in keys:
+            await Downloader(parts.remote, parts.catalogue).open(key)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- room

@@ -46,6 +46,10 @@ delete from store_needs;
 -- name: forget_items
 delete from store_items;
 
+-- name: forget_keys
+-- The new life has the keys that its backup brought, or new ones.
+update store_scopes set key_mark = null, key_node = null;
+
 -- name: forget_shreds
 -- What was shredded to its end was shredded in the store that the earlier life used; its key is in no backup that was made since.
 -- One that was only asked for is brought to its end here too.

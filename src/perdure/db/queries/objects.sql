@@ -12,6 +12,15 @@ update store_scopes set attempts = greatest(attempts + 1, (extract(epoch from pe
 where scope = %(scope)s
 returning attempts, epoch;
 
+-- name: mark_key
+-- The mark of the key that the scope is sealed with: this one, if there was none yet.
+update store_scopes set key_node = case when key_mark is null then %(node_id)s else key_node end, key_mark = coalesce(key_mark, %(mark)s)
+where scope = %(scope)s
+returning key_mark, key_node;
+
+-- name: key_mark
+select key_mark, key_node from store_scopes where scope = %(scope)s and key_mark is not null;
+
 -- name: advance
 -- The next epoch of the collection.
 update store_scopes set epoch = epoch + 1 where scope = %(scope)s returning epoch;
