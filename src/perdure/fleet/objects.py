@@ -28,8 +28,11 @@ class NodeKeys:
 
 class StoreCatalogue:
     """Implements ``wire.objects.Catalogue``. With ``of_snapshots`` an item that is named by a snapshot's id can be begun only
-    while that snapshot's row is complete: nothing is uploaded, and left to lie, that has been removed meanwhile. With ``keys`` nothing
-    is uploaded, or looked up to be read, by a node whose key is not the one that the tenant's content is sealed with."""
+    while that snapshot's row is complete: nothing is uploaded, and left to lie, that has been removed meanwhile.
+
+    With ``keys`` a node whose key is not the one that the tenant's content is sealed with uploads nothing of it, and looks
+    nothing of it up to be read: both raise HostUnfit.
+    """
 
     def __init__(self, database: Database, *, of_snapshots: bool = False, keys: NodeKeys | None = None) -> None:
         self._database = database
