@@ -1,8 +1,9 @@
 """Branches: fork, rewind, promote, discard, and the tree of what came from what.
 
-A rewind and a promotion both give a workspace another state to go on from. What it was until then is never thrown away: it is
-captured if it was awake, and becomes a sleeping branch, in the same transaction that moves the head. A promotion needs the turns
-of two workspaces; it takes them one after the other, never one inside the other, and its transaction names both generations.
+A rewind, a recovery to an earlier snapshot and a promotion give a workspace another state to go on from. What it was until
+then is never thrown away: it is captured if it was awake, and becomes a sleeping branch, in the same transaction that moves the
+head. A promotion needs the turns of two workspaces; it takes them one after the other, never one inside the other, and its
+transaction names both generations.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneratio
 from perdure.core.ids import SnapshotId, WorkspaceId, check_name
 from perdure.db.database import Transaction
 from perdure.workspaces import checks
-from perdure.workspaces.integrity import Integrity
+from perdure.workspaces.integrity import Ancestor, Integrity
 from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
 from perdure.workspaces.model import (
     Context,
+    Recovery,
     Snapshot,
     SnapshotReason,
     TreeNode,
@@ -153,6 +155,33 @@ class Branches:
             )
             at = await self._store.move(at, Event.REWIND, change, tx)
         crashpoint(CrashPoint.REWIND_RECORDED)
+        return await self._start(owner, at, plan, kept)
+
+    async def recover_before(self, owner: Owner, at: Record) -> Record:
+        """Wake one that sleeps or has failed from the newest intact snapshot that its head descends from. The head was
+        acknowledged, and may well be whole (a restore can fail for other reasons), so it is kept as by a rewind."""
+        head = at.workspace.head_snapshot_id
+        found = await self._integrity.newest_intact(at, head) if head is not None else Ancestor(None, 0)
+        point = found.point
+        if point is None:
+            lacks, damaged = ("no intact", f" ({found.damaged} are damaged)") if found.damaged else ("no", "")
+            raise Conflict(
+                f"Workspace {at.workspace.name!r} has {lacks} snapshot before its last one{damaged}.",
+                hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
+            )
+        plan = await self._operations.plan_wake(at, point)
+        past = f", past {found.damaged} that are damaged" if found.damaged else ""
+        async with self._store.database.transaction() as tx:
+            await self._store.hold(tx, point.id)
+            kept = await self._keep_head(tx, at, point.id)
+            change = Change(
+                head=point.id,
+                kept_branch=kept,
+                rewound=f"on request, to the snapshot before the last{past}",
+                body={"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged, "kept_branch": kept},
+            )
+            at = await self._store.move(at, Event.RECOVER, change, tx)
+        crashpoint(CrashPoint.WAKE_RECORDED)
         return await self._start(owner, at, plan, kept)
 
     async def _start(self, owner: Owner, at: Record, plan: Plan, kept: str | None) -> Record:

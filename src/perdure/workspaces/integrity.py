@@ -118,13 +118,16 @@ class Integrity:
                 return "No snapshot before it is intact; choose another one."
             return f"The newest intact snapshot before it is {point.id}: 'perdure rewind {name} {point.id}' goes there."
         ways = []
+        if disk:  # first: nothing that was saved is given up for it
+            ways.append(f"Its disk is intact: 'perdure recover {name} --how disk-boot' boots it without its memory.")
         if point is not None:
-            ways.append(f"The newest intact snapshot before it is {point.id}: 'perdure recover {name} --how rewind' goes there.")
+            ways.append(
+                f"The newest intact snapshot before it is {point.id}: 'perdure recover {name} --how rewind' goes there, and "
+                "keeps what it was as a branch."
+            )
         else:
             ways.append("No snapshot before it is intact.")
-        if disk:
-            ways.append(f"Its disk is intact: 'perdure recover {name} --how disk-boot' boots it without its memory.")
-        elif point is None:
+        if point is None and not disk:
             ways.append(
                 f"'perdure snapshot verify {name}' lists the damaged files: put them back, then wake it again. If there is no "
                 f"copy, 'perdure recover {name} --how damaged-disk' boots the disk as it is, to save files from it."
@@ -136,8 +139,8 @@ class Integrity:
         head = at.workspace.head_snapshot_id
         error: PerdureError = Conflict(
             f"Workspace {at.workspace.name!r} has failed: {at.workspace.state_detail}",
-            hint="Run 'perdure recover NAME --how retry', rewind (to the newest intact snapshot before) or disk-boot (without "
-            "memory); or delete it.",
+            hint="Run 'perdure recover NAME --how retry', disk-boot (without memory) or rewind (to the newest intact snapshot "
+            "before; what it was is kept as a branch); or delete it.",
         )
         if head is None:
             return error

@@ -30,7 +30,7 @@ from perdure.wire.node import MachineSize
 from perdure.workspaces import checks
 from perdure.workspaces.branches import Branches
 from perdure.workspaces.homes import Homes
-from perdure.workspaces.integrity import Ancestor, Integrity
+from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.keeping import Keeping
 from perdure.workspaces.lifecycle import RECOVERABLE, Event
 from perdure.workspaces.model import (
@@ -380,36 +380,12 @@ class WorkspaceService:
         # Nothing of the failed machine may be left: its newer disk is kept as a branch before another machine starts.
         at = await self._losses.settle(owner, at, Event.SALVAGED, at.workspace.state_detail)
         if how is Recovery.REWIND:
-            return await self._recover_before(owner, at)
+            return await self._branches.recover_before(owner, at)
         if how is Recovery.RETRY:
             plan = await self._operations.plan_wake(at)
         else:
             plan = await self._operations.plan_disk_boot(at, "requested", checked=how is Recovery.DISK_BOOT)
         return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value}))
-
-    async def _recover_before(self, owner: Owner, at: Record) -> Record:
-        """Wake from the newest intact snapshot that the head descends from."""
-        head = at.workspace.head_snapshot_id
-        found = await self._integrity.newest_intact(at, head) if head is not None else Ancestor(None, 0)
-        point = found.point
-        if point is None:
-            lacks, damaged = ("no intact", f" ({found.damaged} are damaged)") if found.damaged else ("no", "")
-            raise Conflict(
-                f"Workspace {at.workspace.name!r} has {lacks} snapshot before its last one{damaged}.",
-                hint="Retry, or boot its disk. (Automatic checkpoints go when a workspace falls asleep; others are kept.)",
-            )
-        plan = await self._operations.plan_wake(at, point)
-        past = f", past {found.damaged} that are damaged" if found.damaged else ""
-        change = Change(
-            head=point.id,
-            rewound=f"on request, to the snapshot before the last{past}",
-            body={"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged},
-        )
-        async with self._store.database.transaction() as tx:
-            await self._store.hold(tx, point.id)
-            at = await self._store.move(at, Event.RECOVER, change, tx)
-        crashpoint(CrashPoint.WAKE_RECORDED)
-        return await self._operations.start(owner, at, plan)
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
         checks.check_keep_awake(seconds)

@@ -402,7 +402,7 @@ async def test_failed_has_exits(plane: ControlPlane) -> None:
     assert (failed.state, failed.state_detail) == (WorkspaceState.FAILED, "It would not load.")
     with pytest.raises(Conflict, match="has failed: It would not load") as refusal:
         await plane.service.wake(CTX, "demo")
-    assert "rewind" in refusal.value.hint
+    assert 0 < refusal.value.hint.index("disk-boot") < refusal.value.hint.index("rewind"), "what gives up least is said first"
     with pytest.raises(Conflict, match="cannot do that now: it has failed") as refusal:
         await plane.service.sleep(CTX, "demo")
     assert "'perdure recover demo'" in refusal.value.hint
@@ -415,6 +415,11 @@ async def test_failed_has_exits(plane: ControlPlane) -> None:
         "rewound: on request, to the snapshot before the last",
     )
     assert await plane.read("demo", "/file") == b"one"
+    assert report.kept_branch is not None, "its head was whole, and acknowledged"
+    await plane.service.upkeep.clean()
+    _, kept = await plane.service.wake(CTX, report.kept_branch)
+    assert (kept.snapshot_id, kept.memory) == (failed.head_snapshot_id, MemoryFate.KEPT)
+    assert await plane.read(report.kept_branch, "/file") == b"two"
 
 
 async def test_retry_after_a_failure_wakes_from_the_head(plane: ControlPlane) -> None:
