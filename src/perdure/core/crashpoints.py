@@ -77,7 +77,7 @@ class CrashPoint(StrEnum):
     SHRED_EMPTIED = "shred.emptied"  # they are deleted too, the row does not say so
     FETCH_IMAGE_WRITTEN = "fetch.image-written"  # an image or golden is here, in a directory that is nobody's
     FETCH_IMAGE_PUBLISHED = "fetch.image-published"  # it has its place, the snapshot on it is not here
-    FETCH_BEGUN = "fetch.begun"  # nothing of the snapshot is here
+    FETCH_BEGUN = "fetch.begun"  # nothing of the snapshot is here, or another copy as it was until FETCH_PUBLISHED
     FETCH_LAYERS = "fetch.layers"  # its disk layers are here, nothing names them
     FETCH_WRITTEN = "fetch.written"  # every file is durable but the manifest
     FETCH_PUBLISHED = "fetch.published"  # the snapshot is here, its wake has not begun

@@ -194,9 +194,9 @@ class NodeSecondHome:
         with self._progress(snapshot_id, (*images, item)) as heard:
             for image in images:
                 await self._images.adopt(replace(image, heard=heard))
-            if afresh or self._is_damaged(snapshot_id):
-                await asyncio.to_thread(self._store.delete, (snapshot_id,))
-            facts = await self._mover.adopt(replace(item, heard=heard))
+            # Never by deleting first: what is here may be whole, and what is there may turn out not to be.
+            is_afresh = afresh or self._is_damaged(snapshot_id)
+            facts = await self._mover.adopt(replace(item, heard=heard), afresh=is_afresh)
         self._known |= refs
         snapshot_bytes = facts.memory_total_bytes + facts.disk_total_bytes + facts.device_bytes
         log.info("fetched from the object store", snapshot=snapshot_id, bytes=snapshot_bytes, with_image=bool(images))
@@ -236,12 +236,13 @@ class NodeSecondHome:
         return False
 
     async def _is_here(self, snapshot_id: SnapshotId) -> bool:
-        """As far as a wake that is about to check everything need know; cheap once its image has been looked at."""
+        """As far as a wake that is about to check everything need know. Its images are looked at, also when they were seen."""
         refs = self._refs_here(snapshot_id)
         if refs is None:
             return False
-        for ref in refs - self._known:
+        for ref in refs:
             if not await asyncio.to_thread(self._images.has, ref):
+                self._known.discard(ref)
                 return False
             self._known.add(ref)
         return True

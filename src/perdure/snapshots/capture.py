@@ -27,7 +27,7 @@ from pathlib import Path
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot, PerdureError
 from perdure.core.files import DISK, Disk, create_file, stored_bytes
-from perdure.core.ids import DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
+from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, TenantId, WorkspaceId, mint
 from perdure.machines.driver import DiskChain, Machine, Pages
 from perdure.snapshots import copying
 from perdure.snapshots import layers as disk_layers
@@ -48,8 +48,9 @@ from perdure.snapshots.manifest import (
 )
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import Recorded, Rehearsal, record, rehearse
+from perdure.snapshots.pins import Pins
 from perdure.snapshots.segments import SegmentWriter, segment_file
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import MachineSize, SnapshotFacts
 
 #: A segment is closed when it has grown past this, so that what is no longer needed can go while the machine runs.
@@ -476,6 +477,10 @@ def mint_disk() -> DiskId:
 
 def mint_segment() -> SegmentId:
     return SegmentId(mint("seg", now_ms=now_ms()))
+
+
+def mint_base() -> BaseId:
+    return BaseId(mint("bas", now_ms=now_ms()))
 
 
 def now_ms() -> int:

@@ -17,8 +17,9 @@ from perdure.snapshots.capture import GARBAGE_BYTES_MIN, LIVE_SHARE, mint_segmen
 from perdure.snapshots.manifest import MANIFEST, BaseRef, FileFact, Manifest
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import rewrite
+from perdure.snapshots.pins import Pins
 from perdure.snapshots.segments import SegmentWriter, segment_file
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.store import SnapshotStore
 
 
 def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int:

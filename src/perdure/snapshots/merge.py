@@ -25,8 +25,9 @@ from perdure.snapshots.capture import mint_disk
 from perdure.snapshots.clusters import Union, Written
 from perdure.snapshots.layers import CLUSTER, LayerFacts, disk_file
 from perdure.snapshots.manifest import DiskFact, Manifest
+from perdure.snapshots.pins import Pins
 from perdure.snapshots.rebase import ROOM_LEFT
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.store import SnapshotStore
 
 #: So many layers of its own a workspace may sleep on. Awake it may have twice as many (``node.resident``).
 LAYERS_ASLEEP = 8

@@ -17,16 +17,17 @@ import numpy as np
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NoSpace
 from perdure.core.files import free_bytes
-from perdure.core.ids import BaseId, SnapshotId, mint
+from perdure.core.ids import SnapshotId
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots.baseram import BaseRam, pages_with_data
 from perdure.snapshots.bases import Abandoned, check_base, write_base
-from perdure.snapshots.capture import now_ms
+from perdure.snapshots.capture import mint_base
 from perdure.snapshots.compact import put_index
 from perdure.snapshots.manifest import BaseFact, BaseRef
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pageread import SegmentReaders, read_at
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.pins import Pins
+from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import SnapshotFacts
 
 #: More than this share of its RAM is changed: a small workspace is rebased before it reaches the setting's megabytes.
@@ -48,7 +49,7 @@ def rebase(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam, enough:
     It is not when it was ``enough`` before, when the snapshot changed or went meanwhile, or has no memory. Raises NotFound,
     CorruptSnapshot naming the file, NoSpace; the snapshot is then as it was. Synchronous and heavy, but of one thread alone.
     """
-    base_id = BaseId(mint("bas", now_ms=now_ms()))
+    base_id = mint_base()
     with store.guard:
         manifest = store.manifest(snapshot_id)
         if manifest.memory is None:

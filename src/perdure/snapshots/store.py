@@ -25,7 +25,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from pathlib import Path
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, StaleGeneration
 from perdure.core.files import DISK, Disk, is_temporary, make_dir, remove, remove_tree, stored_bytes, write_file
-from perdure.core.ids import BaseId, DiskId, SegmentId, SnapshotId, WorkspaceId, is_id
+from perdure.core.ids import BaseId, DiskId, SnapshotId, WorkspaceId, is_id
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.bases import check_base
@@ -43,7 +43,8 @@ from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, DiskFact, FileFact, LiveRecord, Manifest, base_file
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pageread import load
-from perdure.snapshots.segments import SegmentReader, segment_file
+from perdure.snapshots.pins import Pins
+from perdure.snapshots.segments import SegmentReader
 from perdure.wire.node import SnapshotFacts
 
 #: Begins the id in the live record of a throwaway machine, which is no workspace's: it does not outlive its process.
@@ -56,25 +57,6 @@ class OpenReport:
 
     debris: tuple[str, ...]
     damaged: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """Files that a run of this process uses and no manifest may name yet. Asked for at each sweep."""
-
-    segments: frozenset[SegmentId]
-    disks: frozenset[DiskId]
-    bases: frozenset[BaseId] = frozenset()
-
-    @staticmethod
-    def of(manifest: Manifest) -> Pins:
-        """All that a snapshot needs."""
-        base = manifest.private_base
-        segments = frozenset(manifest.memory.segments if manifest.memory else ())
-        return Pins(segments, frozenset(manifest.disk_ids), frozenset(() if base is None else (base.base_id,)))
-
-    def files(self) -> frozenset[str]:
-        return frozenset((*map(segment_file, self.segments), *map(disk_file, self.disks), *map(base_file, self.bases)))
 
 
 class SnapshotStore:
@@ -279,13 +261,31 @@ class SnapshotStore:
         with self._guard:
             if self._manifests.get(before.snapshot_id) is not before:
                 return False
-            try:
-                self.publish(after)
-            except BaseException:
-                if self._read_manifest(after.snapshot_id) == after:  # in place, though perhaps not for good:
-                    self._damaged.add(f"snapshots/{after.snapshot_id}")  # nothing that either of them names may go
-                raise
+            self._put(after)
             return True
+
+    def _put(self, manifest: Manifest) -> None:
+        try:
+            self.publish(manifest)
+        except BaseException:
+            with suppress(CorruptSnapshot, FileNotFoundError):
+                if self._read_manifest(manifest.snapshot_id) == manifest:  # in place, though perhaps not for good:
+                    self._damaged.add(f"snapshots/{manifest.snapshot_id}")  # nothing that either of them names may go
+            raise
+
+    def renew(self, manifest: Manifest) -> None:
+        """Put a copy of a snapshot, all durable under names of its own, in the place of what is here; only then does that go."""
+        directory = self.snapshots / manifest.snapshot_id
+        with self._guard:
+            before = self._manifests.get(manifest.snapshot_id)
+            self._put(manifest)
+            was_blind = bool(self._damaged)
+            self._damaged.discard(f"snapshots/{manifest.snapshot_id}")
+            for path in list(directory.iterdir()):
+                if not self._belongs(manifest, path):
+                    remove_tree(path, disk=self.disk)
+            is_blind_no_more = was_blind and not self._damaged  # what went meanwhile has left its files
+            self._sweep(None if is_blind_no_more else before.stored_files() if before else ())
 
     def users(self, name: str) -> int:
         """How many snapshots use a segment or disk."""

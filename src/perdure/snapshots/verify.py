@@ -24,8 +24,9 @@ from perdure.snapshots.bases import check_base
 from perdure.snapshots.layers import disk_file
 from perdure.snapshots.manifest import MANIFEST, BaseFact, DiskFact, Manifest, base_file, is_as_written
 from perdure.snapshots.pageindex import PageIndex
+from perdure.snapshots.pins import Pins
 from perdure.snapshots.segments import SegmentReader, corrupt, decode_head, decode_pages, needs_base, page_hashes, segment_file
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import Damage
 
 #: Hears of each file that is read, by its name below the store, with the bytes read since it was last told. May raise to end it.

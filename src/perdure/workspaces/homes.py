@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 HERE = Fetched(is_fetched=False)
 FETCHING = "Its last snapshot is being fetched from the object store."
+#: Begins the name of a file that lies below snapshots, and is no part of any.
+OF_IMAGES = "images/"
 #: Begins the reason for a rewind when what was newer lies on a node that is gone.
 NODE_GONE = "its node"
 
@@ -50,11 +52,15 @@ class Homes:
         home = self._tools.node(at).second_home
         if home is None or snapshot_id is None or not isinstance(error, CorruptData | NotFound):
             raise error
-        _log.warning("snapshot %s is not whole on its node, and is fetched afresh: %s", snapshot_id, error.message)
+        is_below = isinstance(error, CorruptData) and error.file.startswith(OF_IMAGES)
+        _log.warning("snapshot %s cannot be woken from what is on its node, and is fetched: %s", snapshot_id, error.message)
         try:
-            return await home.fetch(snapshot_id, at.workspace.tenant_id, afresh=True)
+            fetched = await home.fetch(snapshot_id, at.workspace.tenant_id, afresh=not is_below)
         except NotFound:
             raise _in_neither(snapshot_id, error) from error
+        if not fetched.is_fetched:  # the image is there by its sizes, and damaged: another copy of the snapshot mends nothing
+            raise error
+        return fetched
 
     # ------------------------------------------------------------------------------------------------------------------ moving
 

@@ -377,6 +377,21 @@ async def test_a_wake_fetches_what_its_node_has_lost_or_damaged(homes: Homes) ->
     assert report.restored_from == "node"
 
 
+async def test_a_damaged_image_costs_no_snapshot(homes: Homes) -> None:
+    """It is no part of the snapshot, which another copy of that cannot mend."""
+    await homes.plane.create(**NEVER)
+    head = await homes.slept()
+    await homes.uploaded()
+    stored = homes.node.stored[head]
+    file = "images/blobs/base/root.raw"
+    homes.node.fail("start", CorruptSnapshot(f"The file {file} is damaged: its checksum does not hold.", file=file))
+    with pytest.raises(CorruptSnapshot, match=file):
+        await homes.service.wake(CTX, "demo")
+    assert homes.node.stored[head] is stored, "it was not fetched over"
+    _, report = await homes.service.recover(CTX, "demo", Recovery.RETRY)
+    assert (report.restored_from, report.memory) == ("node", MemoryFate.KEPT)
+
+
 async def test_what_neither_home_has_is_told_with_the_ways_out(homes: Homes) -> None:
     await homes.plane.create(**NEVER)
     await homes.service.checkpoint(CTX, "demo", name="one")

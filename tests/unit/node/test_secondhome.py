@@ -232,6 +232,55 @@ async def test_what_is_damaged_here_is_fetched_afresh(here: Place, lost: str) ->
     await here.is_whole(snapshot_id, machine)
 
 
+@pytest.mark.parametrize("what", ["a flipped bit", "no answer"])
+async def test_an_intact_snapshot_stays_when_the_stored_one_cannot_be_read(here: Place, objects: FakeObjects, what: str) -> None:
+    """Whoever asks may be wrong about it: a start also fails for what lies below."""
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    (pack,) = [name for name in objects.data if name.startswith("ten_a/packs/")]
+    whole = objects.data[pack]
+    if what == "a flipped bit":
+        objects.data[pack] = whole[:200] + bytes((whole[200] ^ 1,)) + whole[201:]
+    else:
+        objects.faults = lambda operation, _: Fault.SHORT if operation == "read" else None
+    with pytest.raises((CorruptSnapshot, Unavailable)):
+        await here.home.fetch(snapshot_id, TENANT, afresh=True)
+    await here.is_whole(snapshot_id, machine)
+    assert here.node.store.open().damaged == ()
+    await here.is_whole(snapshot_id, machine)
+
+
+async def test_a_damaged_manifest_stays_until_the_stored_one_is_here(here: Place, objects: FakeObjects) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    store = here.node.store
+    manifest = store.snapshots / snapshot_id / "manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(b"{" + good[1:-1])
+    store.open()
+    objects.faults = lambda operation, _: Fault.SHORT if operation == "read" else None
+    before = sorted(path.name for path in manifest.parent.iterdir())
+    with pytest.raises((CorruptSnapshot, Unavailable)):
+        await here.home.fetch(snapshot_id, TENANT, afresh=True)
+    assert sorted(path.name for path in manifest.parent.iterdir()) == before
+    objects.faults = lambda *_: None
+    await here.home.fetch(snapshot_id, TENANT)
+    await here.is_whole(snapshot_id, machine)
+    assert len(list(manifest.parent.iterdir())) == 3 and len(list(store.segments.iterdir())) == 1, "nothing old is left"
+
+
+async def test_an_image_that_went_missing_unseen_is_fetched_without_its_snapshot(here: Place) -> None:
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    await here.home.fetch(snapshot_id, TENANT)
+    assert here.home.has(snapshot_id)
+    inode = next(here.node.store.segments.iterdir()).stat().st_ino
+    here.images.clear()
+    assert (await here.home.fetch(snapshot_id, TENANT)).with_image
+    assert next(here.node.store.segments.iterdir()).stat().st_ino == inode
+    await here.is_whole(snapshot_id, machine)
+
+
 async def test_siblings_that_find_the_same_damage_fetch_it_once(here: Place, objects: FakeObjects) -> None:
     snapshot_id, machine = await here.slept()
     await here.upload(snapshot_id)

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,35 @@ import numpy as np
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot
-from perdure.core.files import create_file, remove
-from perdure.core.ids import SnapshotId
+from perdure.core.files import create_file, make_dir, remove, rename
+from perdure.core.ids import BaseId, DiskId, SnapshotId
 from perdure.machines.driver import PAGE_SIZE, PageNumbers, Pages
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.bases import check_base
-from perdure.snapshots.capture import mint_segment
+from perdure.snapshots.capture import mint_base, mint_disk, mint_segment
 from perdure.snapshots.layers import disk_file
-from perdure.snapshots.manifest import DEVICES, INDEX, BaseFact, BaseRef, DiskFact, FileFact, Manifest, MemoryFacts, base_file
+from perdure.snapshots.manifest import (
+    DEVICES,
+    INDEX,
+    MANIFEST,
+    BaseFact,
+    BaseRef,
+    DiskFact,
+    FileFact,
+    Manifest,
+    MemoryFacts,
+    base_file,
+)
 from perdure.snapshots.objects.chunks import REGION_PAGES, Kind, Source, bytes_source, file_source, read_region, regions
 from perdure.snapshots.objects.download import Downloader, StoredItem
 from perdure.snapshots.objects.upload import Contents, Moved, Uploader
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagelog import record
 from perdure.snapshots.pageread import load
+from perdure.snapshots.pins import Pins
 from perdure.snapshots.segments import SegmentWriter
-from perdure.snapshots.store import Pins, SnapshotStore
+from perdure.snapshots.store import SnapshotStore
 from perdure.wire.node import SnapshotFacts
 from perdure.wire.objects import IMAGES, Item, ItemKey, Scope
 
@@ -64,6 +76,31 @@ def image_key(base: BaseRef) -> ItemKey:
     images somebody uses."""
     named = "\0".join((base.image, base.golden or ""))
     return ItemKey(IMAGES, f"img-{base.image}-{hashlib.sha256(named.encode()).hexdigest()[:40]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A fetch, with names that nothing else has: what is fetched lies under these until it is known to be whole."""
+
+    item: StoredItem
+    told: Manifest
+    writer: SegmentWriter
+    afresh: bool
+    disk_id: DiskId = field(default_factory=mint_disk)
+    base_id: BaseId = field(default_factory=mint_base)
+
+    @property
+    def index(self) -> str:
+        return f"ram.{self.writer.segment_id}.index" if self.afresh else INDEX
+
+    @property
+    def devices(self) -> str:
+        return f"devices.{self.writer.segment_id}.state" if self.afresh else DEVICES
+
+    def pins(self) -> Pins:
+        needed = Pins.of(self.told)
+        segments = frozenset((self.writer.segment_id,))
+        return Pins(segments, needed.disks | {self.disk_id}, needed.bases | {self.base_id})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,70 +158,85 @@ class Mover:
         """
         return await self.adopt(await self.downloader.open(key))
 
-    async def adopt(self, item: StoredItem, *, disk_only: bool = False) -> SnapshotFacts:
-        """The same of an item that was found by a survey. ``disk_only``: without its memory, which is not even read."""
+    async def adopt(self, item: StoredItem, *, disk_only: bool = False, afresh: bool = False) -> SnapshotFacts:
+        """The same of an item that was found by a survey. ``disk_only``: without its memory, which is not even read. ``afresh``:
+        also when it is here, which may be damaged, or only what it lies on; what is here goes when the other copy is whole."""
         async with self._fetching:
             told = snapshot_of(item)
-            return await self._adopt(item, replace(told, memory=None) if disk_only else told)
+            return await self._adopt(item, replace(told, memory=None) if disk_only else told, afresh=afresh)
 
-    async def _adopt(self, item: StoredItem, told: Manifest) -> SnapshotFacts:
+    async def _adopt(self, item: StoredItem, told: Manifest, *, afresh: bool) -> SnapshotFacts:
         known = {facts.snapshot_id: facts for facts in self.store.complete()}
-        if told.snapshot_id in known:
+        if told.snapshot_id in known and not afresh:
             return known[told.snapshot_id]
         writer = SegmentWriter(self.store.segments, mint_segment(), self.store.disk)
-        pins = replace(Pins.of(told), segments=frozenset((writer.segment_id,)))
-        with _pinned(self.store, pins):
+        coming = _Coming(item, told, writer, afresh=afresh)
+        with _pinned(self.store, coming.pins()):
             try:
-                manifest = await self._bring(item, told, writer)
+                manifest = await self._bring(coming)
                 crashpoint(CrashPoint.FETCH_WRITTEN)
-                await asyncio.to_thread(self.store.publish, manifest)
+                await asyncio.to_thread(self.store.renew if afresh else self.store.publish, manifest)
             except BaseException:
-                self.store.discard(told.snapshot_id)
+                self._give_up(coming)
                 raise
             finally:
                 writer.close()
         crashpoint(CrashPoint.FETCH_PUBLISHED)
         return manifest.facts()
 
-    async def _bring(self, item: StoredItem, told: Manifest, writer: SegmentWriter) -> Manifest:
-        store = self.store
+    def _give_up(self, coming: _Coming) -> None:
+        directory = self.store.snapshots / coming.told.snapshot_id
+        if not coming.afresh:
+            self.store.discard(coming.told.snapshot_id)
+        elif coming.writer.segment_id not in _text(directory / MANIFEST):  # else it has its place, though perhaps not for good
+            for name in (coming.index, coming.devices):
+                remove(directory / name, disk=self.store.disk)
+
+    async def _bring(self, coming: _Coming) -> Manifest:
+        store, item, told = self.store, coming.item, coming.told
         crashpoint(CrashPoint.FETCH_BEGUN)
-        layers = tuple([await self._layer(item, layer) for layer in told.layers])
+        layers = tuple([await self._layer(coming, layer) for layer in told.layers])
         crashpoint(CrashPoint.FETCH_LAYERS)
-        directory = await asyncio.to_thread(store.make_snapshot_dir, told.snapshot_id)
+        if coming.afresh:
+            directory = store.snapshots / told.snapshot_id
+            await asyncio.to_thread(make_dir, directory, mode=0o700, disk=store.disk)
+        else:
+            directory = await asyncio.to_thread(store.make_snapshot_dir, told.snapshot_id)
         memory = told.memory
         if memory is not None:
-            await self.downloader.fetch_file(item, DEVICES, directory / memory.devices.name, disk=store.disk)
-            data = await asyncio.to_thread((directory / memory.devices.name).read_bytes)
+            await self.downloader.fetch_file(item, DEVICES, directory / coming.devices, disk=store.disk)
+            data = await asyncio.to_thread((directory / coming.devices).read_bytes)
             if disk_layers.digest_of(data) != memory.devices.checksum:
                 raise _differs(item, DEVICES)
+            memory = replace(memory, devices=replace(memory.devices, name=coming.devices))
             if memory.base.private is not None:
-                await self._own_base(item, memory.base.private)
-            memory = await self._memory(item, memory, writer, directory)
+                await self._own_base(coming, memory.base.private)
+            memory = await self._memory(coming, memory, directory)
         await asyncio.to_thread(store.disk.sync_dir, directory)
         return replace(told, layers=layers, memory=memory)
 
-    async def _layer(self, item: StoredItem, told: DiskFact) -> DiskFact:
-        """A layer that is here already is the same one: it is never written again once it is frozen."""
+    async def _layer(self, coming: _Coming, told: DiskFact) -> DiskFact:
+        """A layer that is here already is the same one: it is never written again once it is frozen. What is damaged, or debris
+        of its name, keeps its place until what is fetched is known to be what others that name it had; a machine that has it
+        open keeps it."""
         store, path = self.store, self.store.disks / disk_file(told.disk_id)
-        if not await asyncio.to_thread(self._has_layer, told, path):
-            await self.downloader.fetch_file(item, path.name, path, disk=store.disk)
-            await asyncio.to_thread(store.disk.sync_dir, store.disks)
-        fact = await asyncio.to_thread(store.freeze_layer, told.disk_id)
-        if (fact.size, fact.checksum) != (told.size, told.checksum):
-            if not store.is_frozen(told.disk_id):
-                await asyncio.to_thread(remove, path, disk=store.disk)
-            raise _differs(item, path.name)
-        return fact
+        if any(known.checksum != told.checksum for known in store.frozen((told.disk_id,))):
+            raise _differs(coming.item, path.name)
+        if not await asyncio.to_thread(self._has_layer, told, path, coming.afresh):
+            aside = store.disks / disk_file(coming.disk_id)
+            await self.downloader.fetch_file(coming.item, path.name, aside, disk=store.disk)
+            if (disk_layers.size_of(aside), await asyncio.to_thread(disk_layers.checksum, aside)) != (told.size, told.checksum):
+                await asyncio.to_thread(remove, aside, disk=store.disk)
+                raise _differs(coming.item, path.name)
+            await asyncio.to_thread(rename, aside, path, disk=store.disk)
+        return await asyncio.to_thread(store.freeze_layer, told.disk_id)
 
-    def _has_layer(self, told: DiskFact, path: Path) -> bool:
-        """Whether the layer is here. What is only debris of its name is removed, and so is a damaged one that other snapshots
-        here name: what is fetched in its place is what they had, and a machine that has it open keeps it."""
-        if any(known.checksum == told.checksum for known in self.store.frozen((told.disk_id,))):
+    def _has_layer(self, told: DiskFact, path: Path, afresh: bool) -> bool:
+        """Whether the layer is here. ``afresh``, every byte of it is read."""
+        if self.store.is_frozen(told.disk_id):
             try:
-                self.store.layers.check((told,))
+                (self.store.layers.read_all if afresh else self.store.layers.check)((told,))
             except CorruptSnapshot:
-                remove(path, disk=self.store.disk)
                 return False
             return True
         if not path.exists():
@@ -195,26 +247,27 @@ class Mover:
             raise Conflict(
                 f"A machine on this node uses another disk layer {told.disk_id}.", hint="Put that workspace to sleep first."
             )
-        remove(path, disk=self.store.disk)
         return False
 
-    async def _own_base(self, item: StoredItem, told: BaseFact) -> None:
-        """One that is here and whole is the same. Another one's file is damaged or debris; a machine that maps it keeps it."""
+    async def _own_base(self, coming: _Coming, told: BaseFact) -> None:
+        """One that is here and whole is the same. Another one's file is damaged or debris, and keeps its place until what is
+        fetched is whole; a machine that maps it keeps it."""
         store, path = self.store, self.store.bases / base_file(told.base_id)
-        try:
+        with suppress(CorruptSnapshot):
             await asyncio.to_thread(check_base, store.bases, told, content=True)
             return
-        except CorruptSnapshot:
-            await asyncio.to_thread(remove, path, disk=store.disk)
-        await self.downloader.fetch_file(item, path.name, path, disk=store.disk)
-        await asyncio.to_thread(store.disk.chmod, path, 0o444)
-        await asyncio.to_thread(store.disk.sync_dir, store.bases)
+        aside = store.bases / base_file(coming.base_id)
+        await self.downloader.fetch_file(coming.item, path.name, aside, disk=store.disk)
+        await asyncio.to_thread(store.disk.chmod, aside, 0o444)
         try:
-            await asyncio.to_thread(check_base, store.bases, told, content=True)
+            await asyncio.to_thread(check_base, store.bases, replace(told, base_id=coming.base_id), content=True)
         except CorruptSnapshot as error:
-            raise _differs(item, path.name) from error
+            await asyncio.to_thread(remove, aside, disk=store.disk)
+            raise _differs(coming.item, path.name) from error
+        await asyncio.to_thread(rename, aside, path, disk=store.disk)
 
-    async def _memory(self, item: StoredItem, told: MemoryFacts, writer: SegmentWriter, directory: Path) -> MemoryFacts:
+    async def _memory(self, coming: _Coming, told: MemoryFacts, directory: Path) -> MemoryFacts:
+        item, writer = coming.item, coming.writer
         pages, content = await self._pages(item, told)
         base = self._base(told.base)
         file = item.manifest.file(MEMORY)
@@ -228,8 +281,8 @@ class Mover:
             if len(index.pages) + len(index.zeros) != told.pages:  # a page that equals the base was not in any index
                 raise _differs(item, MEMORY)
             data = index.to_bytes()
-            create_file(directory / INDEX, data, mode=0o600, disk=self.store.disk)
-            fact = FileFact(INDEX, len(data), disk_layers.digest_of(data))
+            create_file(directory / coming.index, data, mode=0o600, disk=self.store.disk)
+            fact = FileFact(coming.index, len(data), disk_layers.digest_of(data))
             stored = index.stored_bytes()
             return replace(told, index=fact, segments=index.ends(), added_bytes=stored, total_bytes=stored)
 
@@ -270,6 +323,13 @@ def _held(store: SnapshotStore, snapshot_id: SnapshotId) -> Iterator[Manifest]:
             manifest = store.manifest(snapshot_id)
             held.enter_context(_pinned(store, Pins.of(manifest)))
         yield manifest
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 @contextmanager

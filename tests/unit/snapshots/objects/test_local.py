@@ -7,13 +7,14 @@ import itertools
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded
+from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, Shredded, Unavailable
 from perdure.core.ids import BaseId, DiskId, SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
 from perdure.snapshots.layers import digest_of, disk_file
@@ -29,7 +30,7 @@ from perdure.wire.objects import ItemKey, ItemState
 from tests.fakes import deep_disk
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.disk import Crash, QuickDisk, RecordingDisk
-from tests.fakes.objects import FakeObjects
+from tests.fakes.objects import FakeObjects, Fault
 from tests.fakes.tiny_machine import TinyMachine
 from tests.fakes.tiny_node import NOW, Node, capture, check_crash, files_of
 from tests.unit.snapshots.objects.stores import TENANT, Home
@@ -265,8 +266,9 @@ async def test_a_crash_at_any_write_of_a_fetch_leaves_nothing_or_all(here: Place
     assert await fetch_with_crashes(here, item.key, machine, tmp_path) > 8
 
 
-async def fetch_with_crashes(here: Place, key: ItemKey, machine: TinyMachine, tmp_path: Path) -> int:
-    """Fetch into an empty node and look at what every crash on the way would have left; returns how many writes there were."""
+async def fetch_with_crashes(here: Place, key: ItemKey, machine: TinyMachine, tmp_path: Path, *, afresh: bool = False) -> int:
+    """Fetch into an empty node, or ``afresh`` over what is there, and look at what every crash on the way would have left;
+    returns how many writes there were."""
     home = tmp_path / "recorded"
     home.mkdir()
     disk = RecordingDisk(home)
@@ -276,6 +278,9 @@ async def fetch_with_crashes(here: Place, key: ItemKey, machine: TinyMachine, tm
     since = len(disk.operations)
     fetched = await there.mover.fetch(key)
     acknowledged = [(len(disk.operations), len(disk.operations), fetched, machine.memory.ram)]
+    if afresh:
+        since = len(disk.operations)
+        await there.mover.adopt(await there.mover.downloader.open(key), afresh=True)
     for after in range(since, len(disk.states)):
         for crash in Crash:
             await check_crash(disk, other, acknowledged, (after, crash, tmp_path / f"c{after}{crash}"), after)
@@ -371,6 +376,55 @@ async def test_a_crash_at_any_write_of_a_fetch_of_a_private_base_leaves_nothing_
     facts, machine = await rebased(here.node)
     item, _ = await here.mover.upload(facts.snapshot_id)
     await fetch_with_crashes(here, item.key, machine, tmp_path)
+
+
+async def test_a_fetch_afresh_that_fails_leaves_what_is_here(here: Place) -> None:
+    facts, machine = await asleep(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    stored = await here.mover.downloader.open(item.key)
+    before = files_of(here.node)
+    objects = here.home.objects.data  # type: ignore[attr-defined]
+    for name in [name for name in objects if "/packs/" in name]:
+        whole = objects[name]
+        for at in range(100, len(whole), len(whole) // 12):
+            objects[name] = whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :]
+            with suppress(CorruptSnapshot):
+                await here.mover.adopt(stored, afresh=True)
+                before = files_of(here.node)  # what it did not read was damaged
+            assert files_of(here.node) == before
+        objects[name] = whole
+    await wakes_as(here.node, facts, machine)
+    await here.mover.adopt(stored, afresh=True)
+    await wakes_as(here.node, facts, machine)
+    here.node.store.delete([facts.snapshot_id])
+    assert files_of(here.node) == set()
+
+
+@pytest.mark.parametrize("own_base", [False, True])
+async def test_a_crash_at_any_write_of_a_fetch_afresh_leaves_one_whole_copy(here: Place, tmp_path: Path, own_base: bool) -> None:
+    facts, machine = await (rebased if own_base else asleep)(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    assert await fetch_with_crashes(here, item.key, machine, tmp_path, afresh=True) > 8
+
+
+@pytest.mark.parametrize("kind", ["disks", "bases"])
+async def test_a_damaged_file_keeps_its_place_until_another_is_whole(here: Place, kind: str) -> None:
+    facts, machine = await rebased(here.node)
+    item, _ = await here.mover.upload(facts.snapshot_id)
+    stored = await here.mover.downloader.open(item.key)
+    path = sorted((here.node.store.root / kind).iterdir())[0]
+    data = bytearray(path.read_bytes())
+    data[9000 if kind == "bases" else -2000] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    objects = here.home.objects
+    objects.faults = lambda operation, _: Fault.SHORT if operation == "read" else None  # type: ignore[attr-defined]
+    with pytest.raises((CorruptSnapshot, Unavailable)):
+        await here.mover.adopt(stored, afresh=True)
+    assert path.read_bytes() == data, "somebody may want to look at it"
+    objects.faults = lambda *_: None  # type: ignore[attr-defined]
+    await here.mover.adopt(stored, afresh=True)
+    await wakes_as(here.node, facts, machine)
 
 
 async def test_an_image_and_its_snapshots(here: Place) -> None:
