@@ -153,11 +153,15 @@ async def collect(life: Life, one: Workspace) -> None:
 
 
 async def lose(life: Life, one: Workspace) -> None:
-    """Its node loses what it wakes from, perhaps the image too; the store has both."""
+    """Its node loses what it wakes from, perhaps the image too; the store has both. Before that it may be taken for damaged,
+    which costs nothing that is whole."""
     server = life.server
     _, snapshot = await server.service.sleep(CTX, one.id)
     server.ledger.note("captured", one.id, snapshot=snapshot.id)
     await server.service.push_snapshot(CTX, one.id, snapshot.id, deadline_s=20)
+    if life._random.random() < 0.5:
+        await _home(server).fetch(snapshot.id, DEFAULT_TENANT, afresh=True)
+        server.node.store.verify(snapshot.id, server.node._goldens._ram)
     await _home(server).evict(snapshot.id)
     if life._random.random() < 0.5:
         Images(server.home / "images").lose()
