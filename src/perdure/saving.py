@@ -140,6 +140,7 @@ async def recover(settings: Settings, show: Show, node_id: Callable[[], NodeId])
         nameless=list(done.nameless),
         incomplete=list(done.incomplete),
         damaged=done.damaged,
+        kept_until=done.kept_until,
     )
 
 

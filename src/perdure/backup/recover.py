@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -27,16 +28,22 @@ from perdure.snapshots.objects.remote import Remote, manifest_name
 from perdure.wire.objects import IMAGES, Pack, PackId, Rows, Scope
 from perdure.workspaces.facts import FACT, RECOVERED
 
+#: What a recovery leaves out has no rows: to the garbage collection it is strays. Where there is any, none takes place for so long:
+#: somebody may bring back what is missing, and recover once more.
+KEPT = timedelta(days=7)
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """``incomplete``: items of which parts are missing. ``damaged``: objects that cannot be read, and why."""
+    """``incomplete``: items of which parts are missing. ``damaged``: objects that cannot be read, and why. ``kept_until``: when
+    what was left out becomes due for collection; None when nothing was."""
 
     workspaces: tuple[str, ...]
     snapshots: int
     nameless: tuple[str, ...]
     incomplete: tuple[str, ...]
     damaged: dict[str, str]
+    kept_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +68,26 @@ class _Scope:
     attempts: int = 0
 
 
+@dataclass(slots=True)
+class _Read:
+    """What was found in a store. ``lossy`` are scopes of which something is left out."""
+
+    scopes: list[_Scope] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    lossy: list[Scope] = field(default_factory=list)
+
+
 async def recover(remote: Remote, rows: Rows, into: Into, told: Callable[[str], None]) -> Recovered:
     """Raises Conflict when the database or the node has more than the store, NotFound for a store without anything of ours, or
     Unavailable."""
     database = into.database
     await _check_empty(database)
-    scopes, incomplete, damaged = [], list[str](), dict[str, str]()
-    found: list[Found] = []
-    for scope in await _scopes(remote):
-        told(scope)
-        try:
-            survey = await Downloader(remote, rows).survey(scope)
-        except PerdureError as error:  # the tenant's key is missing or shredded: the others are not worse for it
-            damaged[scope] = error.message
-            continue
-        damaged |= survey.damaged
-        incomplete += [str(manifest.key) for manifest in survey.incomplete]
-        scopes.append(await _rows(remote, scope, survey, damaged))
-        found += [] if scope == IMAGES else _snapshots(survey, damaged)
-    if not scopes and not damaged:
+    read = await _read(remote, rows, told)
+    if not read.scopes and not read.damaged:
         raise NotFound("The object store holds nothing of an installation.", hint="Check PERDURE_STORE_URL.")
-    made = catalogue(found, into.defaults)
+    made = catalogue(read.found, into.defaults)
     _check_node(into, made)
     installation = await database.one("catalogue.installation")
     assert installation is not None, "the schema has made one"
@@ -92,12 +98,44 @@ async def recover(remote: Remote, rows: Rows, into: Into, told: Callable[[str], 
         await _check_empty(tx)
         await tx.one("nodes.register", id=node, tenant_id=DEFAULT_TENANT, lease_s=0.0)
         await _write(tx, node, made)
-        for one in scopes:
+        for one in read.scopes:
             await _write_scope(tx, one)
-        await _write_needs(tx, scopes)
+        await _write_needs(tx, read.scopes)
+        kept_until = await _keep(tx, read.lossy)
     crashpoint(CrashPoint.RECOVER_COMMITTED)
     names = tuple(row["name"] for row in made.workspaces)
-    return Recovered(names, len(made.snapshots), tuple(made.nameless), tuple(incomplete), damaged)
+    return Recovered(names, len(made.snapshots), tuple(made.nameless), tuple(read.incomplete), read.damaged, kept_until)
+
+
+async def _read(remote: Remote, rows: Rows, told: Callable[[str], None]) -> _Read:
+    read = _Read()
+    for scope in await _scopes(remote):
+        told(scope)
+        try:
+            survey = await Downloader(remote, rows).survey(scope)
+        except PerdureError as error:  # the tenant's key is missing or shredded: the others are not worse for it
+            read.damaged[scope] = error.message
+            read.lossy.append(scope)
+            continue
+        damaged = dict(survey.damaged)
+        read.scopes.append(await _rows(remote, scope, survey, damaged))
+        read.found += [] if scope == IMAGES else _snapshots(survey, damaged)
+        read.damaged |= damaged
+        read.incomplete += [str(manifest.key) for manifest in survey.incomplete]
+        if damaged or survey.incomplete:
+            read.lossy.append(scope)
+    return read
+
+
+async def _keep(tx: Transaction, lossy: list[Scope]) -> datetime | None:
+    """Of those scopes nothing is collected for a while. Of images neither: what is left out lies on some, and no row says so."""
+    kept_until = None
+    for scope in sorted({*lossy, IMAGES}) if lossy else ():
+        tenant = DEFAULT_TENANT if scope == IMAGES else scope
+        row = await tx.one("catalogue.keep_scope", scope=scope, tenant_id=tenant, keep_s=KEPT.total_seconds())
+        assert row is not None, "an insert or an update"
+        kept_until = row["collect_after"]
+    return kept_until
 
 
 async def _check_empty(database: Database | Transaction) -> None:

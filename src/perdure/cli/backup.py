@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,6 +169,12 @@ def recover_from_store(*, as_json: bool) -> None:
         say(f"[yellow]![/] {markup(name)} is left out: parts of it are missing from the store")
     for name, why in sorted(done.damaged.items()):
         say(f"[yellow]![/] {markup(name)}: {markup(why)}")
+    if done.kept_until is not None:
+        say(
+            f"[yellow]![/] Until {done.kept_until.astimezone(UTC):%Y-%m-%d %H:%M} UTC what was left out stays in the object store; "
+            "then it is collected. Bring back what is missing before (an earlier version of an object, the keys), and recover "
+            "again into an empty home. PERDURE_STORE_COLLECT_S=0 keeps it for longer."
+        )
 
 
 def _count(number: int, what: str) -> str:

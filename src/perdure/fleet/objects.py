@@ -143,7 +143,7 @@ class StoreCatalogue:
             return len(await tx.all(query, scope=scope))
 
     async def scopes(self) -> list[Scope]:
-        """Every scope that has rows, the images' last: they go when what lies on them has gone."""
+        """Every scope that may be collected, the images' last: they go when what lies on them has gone."""
         return [Scope(row["scope"]) for row in await self._database.all("homes.scopes", images=IMAGES)]
 
     # --------------------------------------------------------------------------------------------------------- looking

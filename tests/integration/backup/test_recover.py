@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from perdure.backup.catalogue import Defaults
-from perdure.backup.recover import Into, Recovered, recover
+from perdure.backup.recover import KEPT, Into, Recovered, recover
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
 from perdure.core.ids import NodeId
@@ -18,10 +19,11 @@ from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
 from perdure.images.moving import ImageMover
 from perdure.journal.entries import Journal
-from perdure.saving import _keyring
+from perdure.saving import _keyring, _KnownKeys
 from perdure.saving import recover as recover_home
 from perdure.snapshots.manifest import BaseRef
 from perdure.snapshots.objects.client import open_objects
+from perdure.snapshots.objects.collect import Collector
 from perdure.snapshots.objects.download import Downloader
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.local import Mover
@@ -143,6 +145,73 @@ async def test_what_is_incomplete_or_damaged_is_listed_and_the_rest_is_there(sto
     assert f"{TENANT}/{good.id}" in done.incomplete
     assert list(done.damaged) == [f"{TENANT}/items/{item.key.name}.{item.attempt}"]
     assert "asleep" not in done.workspaces
+
+
+async def _collect(store: Store, passes: int) -> None:
+    """What the server does every hour."""
+    catalogue = StoreCatalogue(store.into)
+    row = await store.into.one("catalogue.installation")
+    assert row is not None
+    for _ in range(passes):
+        for scope in await catalogue.scopes():
+            await catalogue.release_unwanted(scope)
+            await Collector(store.remote(), catalogue, row["id"]).collect(scope)
+
+
+def _objects(store: Store) -> set[str]:
+    return {str(path.relative_to(store.directory)) for path in store.directory.rglob("*") if path.is_file()} - {OWNER}
+
+
+@pytest.mark.parametrize("what", ["a pack", "an image's pack"])
+async def test_what_could_be_salvaged_is_not_collected(store: Store, what: str) -> None:
+    """Somebody brings a missing pack back, from an earlier version of the bucket for instance, and recovers once more."""
+    await store.upload()
+    scope = TENANT if what == "a pack" else IMAGES
+    item = (await StoreCatalogue(store.world.server.database).items(scope))[0]
+    pack = (await StoreCatalogue(store.world.server.database).holds(item.key))[-1]
+    path = store.directory / scope / "packs" / pack.pack_id
+    content = path.read_bytes()
+    path.unlink()
+    before = _objects(store)
+    done = await store.recover()
+    assert str(item.key) in done.incomplete
+    assert done.kept_until is not None
+    now = await store.into.one("clock.now")
+    assert now is not None and timedelta(days=6.9) < done.kept_until - now["now"] <= KEPT
+    await _collect(store, 4)
+    assert _objects(store) == before
+    path.write_bytes(content)
+    async with fresh_database() as again:
+        store.into = again
+        done = await store.recover()
+        assert (set(done.workspaces), done.incomplete, done.damaged, done.kept_until) == ({"awake", "asleep"}, (), {}, None)
+
+
+async def test_after_its_time_what_was_left_out_is_collected(store: Store) -> None:
+    await store.upload()
+    catalogue = StoreCatalogue(store.world.server.database)
+    item = (await catalogue.items(TENANT))[0]
+    pack = (await catalogue.holds(item.key))[-1]
+    (store.directory / TENANT / "packs" / pack.pack_id).unlink()
+    assert str(item.key) in (await store.recover()).incomplete
+    async with store.into.transaction() as tx:
+        await tx.one("clock.shift", offset="7 days 1 minute")
+        due = [row["scope"] for row in await tx.all("homes.scopes", images=IMAGES)]
+    assert due == [TENANT, IMAGES] and await StoreCatalogue(store.into).scopes() == []
+
+
+async def test_without_a_key_nothing_is_collected_either(store: Store, tmp_path: Path) -> None:
+    """The key may come back, and what a new key seals from now on makes the scope known to the collection."""
+    store.keyring = TenantKeyring(store.world.root / "keys", MASTER)
+    await store.upload()
+    before = _objects(store)
+    store.keyring = _KnownKeys(tmp_path, MASTER)
+    done = await store.recover()
+    assert TENANT in done.damaged and done.kept_until is not None
+    catalogue = StoreCatalogue(store.into)
+    await catalogue.begin(ItemKey(TENANT, "new"))
+    await _collect(store, 4)
+    assert _objects(store) == before
 
 
 async def test_a_sealed_store_with_its_keys(store: Store) -> None:

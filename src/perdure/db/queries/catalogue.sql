@@ -53,6 +53,13 @@ values (%(id)s, %(tenant_id)s, %(workspace_id)s, %(origin_id)s, %(node_id)s, 'co
 insert into store_scopes (scope, tenant_id, attempts) values (%(scope)s, %(tenant_id)s, %(attempts)s)
 on conflict (scope) do update set attempts = greatest(store_scopes.attempts, excluded.attempts);
 
+-- name: keep_scope
+-- Nothing of it is collected for so long.
+insert into store_scopes (scope, tenant_id, collect_after)
+values (%(scope)s, %(tenant_id)s, perdure_now() + make_interval(secs => %(keep_s)s))
+on conflict (scope) do update set collect_after = excluded.collect_after
+returning collect_after;
+
 -- name: add_item
 insert into store_items (scope, name, tenant_id, state, generation, size, checksum, heard_epoch, durable_at)
 values (%(scope)s, %(name)s, %(tenant_id)s, 'durable', %(attempt)s, %(size)s, %(checksum)s, 0, perdure_now());

@@ -54,7 +54,11 @@ select s.id, s.workspace_id from snapshots s join workspaces w on w.id = s.works
 where s.node_id = %(node_id)s and s.state = 'pending' and w.node_id <> s.node_id;
 
 -- name: scopes
-select scope from store_scopes order by scope = %(images)s, scope;
+-- What may be collected: not where a recovery had losses a short while ago, unless the tenant was shredded since.
+select c.scope from store_scopes c
+where c.collect_after is null or c.collect_after <= perdure_now()
+   or exists (select 1 from tenant_shreds t where t.tenant_id = c.scope)
+order by c.scope = %(images)s, c.scope;
 
 -- name: release_snapshots
 -- Of one tenant: items of snapshots that were removed. The scope is locked, and an upload that has begun finds out at its next step.

@@ -77,10 +77,12 @@ class RestoredInfo(Answer):
 
 class RecoveredInfo(Answer):
     """A catalogue made from an object store. ``nameless`` got names of ours; ``damaged``: what could not be read there and why;
-    ``incomplete``: snapshots of which parts are missing."""
+    ``incomplete``: snapshots of which parts are missing. ``kept_until``: for so long nothing is collected where something was
+    left out; None when nothing was."""
 
     workspaces: list[str]
     snapshots: int
     nameless: list[str]
     incomplete: list[str]
     damaged: dict[str, str]
+    kept_until: datetime | None
