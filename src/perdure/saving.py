@@ -16,16 +16,17 @@ from perdure.backup.catalogue import Defaults
 from perdure.backup.make import Bring, Origin, Progress
 from perdure.backup.place import open_place
 from perdure.backup.service import BackupService, as_event
-from perdure.core import files, ids
+from perdure.core import files
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings
-from perdure.core.errors import CorruptData, InvalidRequest, NotFound
+from perdure.core.errors import CorruptData, CorruptSnapshot, InvalidRequest, NotFound
 from perdure.core.ids import NodeId
 from perdure.core.keys import master_key
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
 from perdure.fleet.objects import StoreCatalogue
 from perdure.images.registry import ImageStore
+from perdure.snapshots.manifest import MANIFEST, Manifest
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, ScopeKeys, TenantKeyring
 from perdure.snapshots.objects.opening import open_remote, parse_options
@@ -122,12 +123,11 @@ async def recover(settings: Settings, show: Show, node_id: Callable[[], NodeId])
     async with AsyncExitStack() as stack:
         database = await connect_migrated(await stack.enter_async_context(_database(settings)))
         stack.push_async_callback(database.close)
-        here = settings.store / "snapshots"
         into = recovering.Into(
             database,
             node_id,
             Defaults(settings.idle_timeout_s, settings.checkpoint_interval_s),
-            frozenset(path.name for path in here.iterdir() if ids.is_id(path.name, "snp")) if here.is_dir() else frozenset(),
+            here(settings.store),
         )
 
         def told(scope: str) -> None:
@@ -137,11 +137,30 @@ async def recover(settings: Settings, show: Show, node_id: Callable[[], NodeId])
     return public.RecoveredInfo(
         workspaces=list(done.workspaces),
         snapshots=done.snapshots,
+        only_here=done.only_here,
         nameless=list(done.nameless),
         incomplete=list(done.incomplete),
         damaged=done.damaged,
         kept_until=done.kept_until,
     )
+
+
+def here(store: Path) -> recovering.Here:
+    """The complete snapshots in a directory that may be there. It is not opened as a store: what the server's start has to look
+    at stays as it is."""
+    manifests, damaged = list[Manifest](), dict[str, str]()
+    for path in sorted(store.glob(f"snapshots/snp_*/{MANIFEST}")):
+        name = f"snapshots/{path.parent.name}"
+        try:
+            manifest = Manifest.from_bytes(path.read_bytes(), f"{name}/{MANIFEST}")
+        except CorruptSnapshot as error:
+            damaged[name] = error.message
+            continue
+        if manifest.snapshot_id == path.parent.name:
+            manifests.append(manifest)
+        else:
+            damaged[name] = f"It belongs to {manifest.snapshot_id}."
+    return recovering.Here(tuple(manifests), damaged)
 
 
 class _KnownKeys(TenantKeyring):

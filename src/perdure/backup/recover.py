@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,24 +22,28 @@ from perdure.core.errors import Conflict, CorruptSnapshot, NotFound, PerdureErro
 from perdure.core.ids import DEFAULT_TENANT, NodeId, is_id
 from perdure.db.database import Database, Transaction
 from perdure.journal.entries import canonical
+from perdure.snapshots.manifest import Manifest
 from perdure.snapshots.objects.download import Downloader, StoredItem, Survey
-from perdure.snapshots.objects.local import snapshot_of
+from perdure.snapshots.objects.local import snapshot_key, snapshot_of
+from perdure.snapshots.objects.manifest import ItemManifest
 from perdure.snapshots.objects.remote import Remote, manifest_name
 from perdure.wire.objects import IMAGES, Pack, PackId, Rows, Scope
 from perdure.workspaces.facts import FACT, RECOVERED
 
-#: What a recovery leaves out has no rows: to the garbage collection it is strays. Where there is any, none takes place for so long:
-#: somebody may bring back what is missing, and recover once more.
+#: What a recovery leaves out has no rows: to the garbage collection it is strays. Where there is any, none takes place for so
+#: long: somebody may bring back what is missing, and recover once more.
 KEPT = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """``incomplete``: items of which parts are missing. ``damaged``: objects that cannot be read, and why. ``kept_until``: when
-    what was left out becomes due for collection; None when nothing was."""
+    """``only_here``: how many of the snapshots this node has and the store has not. ``incomplete``: items of which parts are
+    missing. ``damaged``: what cannot be read, and why. ``kept_until``: when what was left out becomes due for collection; None when
+    nothing was."""
 
     workspaces: tuple[str, ...]
     snapshots: int
+    only_here: int
     nameless: tuple[str, ...]
     incomplete: tuple[str, ...]
     damaged: dict[str, str]
@@ -47,14 +51,22 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class Here:
+    """What a node has by itself. ``damaged``: manifests that cannot be read, by name, and why."""
+
+    manifests: tuple[Manifest, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Into:
-    """Where a catalogue is made: a database that has the schema and nothing else. ``here`` are snapshots that this node has files
-    of: those without a row would be removed by the next start."""
+    """Where a catalogue is made: a database that has the schema and nothing else. Of what is ``here``, on this node, the next
+    start would remove what has no row."""
 
     database: Database
     node_id: Callable[[], NodeId]
     defaults: Defaults
-    here: frozenset[str] = frozenset()
+    here: Here = field(default_factory=Here)
 
 
 @dataclass(slots=True)
@@ -74,21 +86,20 @@ class _Read:
 
     scopes: list[_Scope] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
-    incomplete: list[str] = field(default_factory=list)
+    incomplete: dict[str, ItemManifest] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     lossy: list[Scope] = field(default_factory=list)
 
 
 async def recover(remote: Remote, rows: Rows, into: Into, told: Callable[[str], None]) -> Recovered:
-    """Raises Conflict when the database or the node has more than the store, NotFound for a store without anything of ours, or
-    Unavailable."""
+    """Raises Conflict when the database is in use, NotFound for a store without anything of ours, or Unavailable."""
     database = into.database
     await _check_empty(database)
     read = await _read(remote, rows, told)
     if not read.scopes and not read.damaged:
         raise NotFound("The object store holds nothing of an installation.", hint="Check PERDURE_STORE_URL.")
+    only_here = _add_here(read, into.here)
     made = catalogue(read.found, into.defaults)
-    _check_node(into, made)
     installation = await database.one("catalogue.installation")
     assert installation is not None, "the schema has made one"
     await remote.claim(installation["id"], take=True)
@@ -101,10 +112,11 @@ async def recover(remote: Remote, rows: Rows, into: Into, told: Callable[[str], 
         for one in read.scopes:
             await _write_scope(tx, one)
         await _write_needs(tx, read.scopes)
-        kept_until = await _keep(tx, read.lossy)
+        kept_until = await _keep(tx, read.lossy if read.incomplete or read.damaged else [])
     crashpoint(CrashPoint.RECOVER_COMMITTED)
     names = tuple(row["name"] for row in made.workspaces)
-    return Recovered(names, len(made.snapshots), tuple(made.nameless), tuple(read.incomplete), read.damaged, kept_until)
+    left_out = (tuple(read.incomplete), read.damaged, kept_until)
+    return Recovered(names, len(made.snapshots), only_here, tuple(made.nameless), *left_out)
 
 
 async def _read(remote: Remote, rows: Rows, told: Callable[[str], None]) -> _Read:
@@ -121,7 +133,7 @@ async def _read(remote: Remote, rows: Rows, told: Callable[[str], None]) -> _Rea
         read.scopes.append(await _rows(remote, scope, survey, damaged))
         read.found += [] if scope == IMAGES else _snapshots(survey, damaged)
         read.damaged |= damaged
-        read.incomplete += [str(manifest.key) for manifest in survey.incomplete]
+        read.incomplete |= {str(manifest.key): manifest for manifest in survey.incomplete}
         if damaged or survey.incomplete:
             read.lossy.append(scope)
     return read
@@ -147,14 +159,15 @@ async def _check_empty(database: Database | Transaction) -> None:
         )
 
 
-def _check_node(into: Into, made: Catalogue) -> None:
-    more = into.here - {row["id"] for row in made.snapshots}
-    if more:
-        raise Conflict(
-            f"This node has files of {len(more)} snapshots that the object store does not have, such as {min(more)}; a server "
-            "with this catalogue would remove them.",
-            hint="Move the directory 'store' of the home aside, or recover into another home.",
-        )
+def _add_here(read: _Read, here: Here) -> int:
+    """Snapshots of this node that the store lacks: the newest for the most part, not uploaded yet. Returns how many."""
+    stored = {one.manifest.snapshot_id for one in read.found}
+    more = [manifest for manifest in here.manifests if manifest.snapshot_id not in stored]
+    for manifest in more:
+        begun = read.incomplete.pop(str(snapshot_key(manifest)), None)  # it is uploaded anew
+        read.found.append(Found(manifest, {} if begun is None else _facts(begun)))
+    read.damaged |= {name: why for name, why in here.damaged.items() if name.rpartition("/")[2] not in stored}
+    return len(more)
 
 
 async def _scopes(remote: Remote) -> list[Scope]:
@@ -184,11 +197,15 @@ def _snapshots(survey: Survey, damaged: dict[str, str]) -> list[Found]:
     found = []
     for item in survey.items:
         try:
-            facts = item.manifest.facts.get(FACT)
-            found.append(Found(snapshot_of(item), facts if isinstance(facts, dict) else {}))
+            found.append(Found(snapshot_of(item), _facts(item.manifest)))
         except CorruptSnapshot as error:
             damaged[str(item.manifest.key)] = error.message
     return found
+
+
+def _facts(manifest: ItemManifest) -> dict[str, Any]:
+    facts = manifest.facts.get(FACT)
+    return facts if isinstance(facts, dict) else {}
 
 
 async def _write(tx: Transaction, node: NodeId, made: Catalogue) -> None:

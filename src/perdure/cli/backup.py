@@ -163,6 +163,8 @@ def recover_from_store(*, as_json: bool) -> None:
         f"{_count(len(done.workspaces), 'workspace')} and {_count(done.snapshots, 'snapshot')} are in the catalogue again. Start "
         "the server with 'perdure up'; a workspace is fetched when it wakes."
     )
+    if done.only_here:
+        say(f"[dim]{_count(done.only_here, 'snapshot')} of these: on this node only, until the server has uploaded them[/]")
     for name in done.nameless:
         say(f"[yellow]![/] {markup(name)} has a name of ours: its own is not in the store, or a newer workspace has it")
     for name in done.incomplete:
@@ -170,10 +172,11 @@ def recover_from_store(*, as_json: bool) -> None:
     for name, why in sorted(done.damaged.items()):
         say(f"[yellow]![/] {markup(name)}: {markup(why)}")
     if done.kept_until is not None:
+        until = f"{done.kept_until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         say(
-            f"[yellow]![/] Until {done.kept_until.astimezone(UTC):%Y-%m-%d %H:%M} UTC what was left out stays in the object store; "
-            "then it is collected. Bring back what is missing before (an earlier version of an object, the keys), and recover "
-            "again into an empty home. PERDURE_STORE_COLLECT_S=0 keeps it for longer."
+            f"[yellow]![/] Until {until} what was left out stays in the object store; then it is collected. Bring back what is "
+            "missing before (an earlier version of an object, the keys), and recover again into an empty home. "
+            "PERDURE_STORE_COLLECT_S=0 keeps it for longer."
         )
 
 

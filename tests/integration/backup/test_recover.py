@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from perdure.backup.catalogue import Defaults
-from perdure.backup.recover import KEPT, Into, Recovered, recover
+from perdure.backup.recover import KEPT, Here, Into, Recovered, recover
+from perdure.core import ids
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
 from perdure.core.ids import NodeId
@@ -19,9 +20,9 @@ from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
 from perdure.images.moving import ImageMover
 from perdure.journal.entries import Journal
-from perdure.saving import _keyring, _KnownKeys
+from perdure.saving import _keyring, _KnownKeys, here
 from perdure.saving import recover as recover_home
-from perdure.snapshots.manifest import BaseRef
+from perdure.snapshots.manifest import MANIFEST, BaseRef
 from perdure.snapshots.objects.client import open_objects
 from perdure.snapshots.objects.collect import Collector
 from perdure.snapshots.objects.download import Downloader
@@ -33,9 +34,10 @@ from perdure.wire.objects import IMAGES, ItemKey, ItemState, Scope
 from perdure.workspaces.facts import facts_of
 from tests.fakes.database import fresh_database
 from tests.integration.backup.conftest import World
+from tests.torture.ledger import Ledger
 from tests.torture.node import DIGEST
 from tests.torture.saving import MASTER, clock_ms, make_images
-from tests.torture.server import CTX
+from tests.torture.server import CTX, Server
 
 TENANT = Scope("ten_default")
 
@@ -72,8 +74,8 @@ class Store:
     def _complete(self) -> list[str]:
         return [facts.snapshot_id for facts in self.world.server.node.store.complete()]
 
-    async def recover(self, here: frozenset[str] = frozenset()) -> Recovered:
-        into = Into(self.into, lambda: NodeId("nod_recovered"), Defaults(900.0, 60.0), here)
+    async def recover(self, here: Here | None = None) -> Recovered:
+        into = Into(self.into, lambda: NodeId("nod_recovered"), Defaults(900.0, 60.0), here or Here())
         return await recover(self.remote(), StoreCatalogue(self.into), into, self.told.append)
 
 
@@ -248,12 +250,55 @@ async def test_a_database_in_use_is_refused(store: Store) -> None:
         await store.recover()
 
 
-async def test_snapshots_that_only_the_node_has_are_not_given_up(store: Store) -> None:
+async def test_snapshots_that_only_the_node_has_are_kept(store: Store) -> None:
+    """The database is lost and the node whole: the newest snapshots had not been uploaded yet."""
+    world = store.world
     await store.upload()
-    with pytest.raises(Conflict, match="This node has files of 1 snapshots that the object store does not have, such as snp_x"):
-        await store.recover(frozenset(["snp_x"]))
-    assert (await store.into.one("catalogue.is_empty")) == {"is_empty": True}
-    await store.recover(frozenset(facts.snapshot_id for facts in store.world.server.node.store.complete()))
+    await world.put("awake", 9)
+    await world.server.service.sleep(CTX, "awake")
+    newest = await world.get("awake")
+    await world.server.service.wake(CTX, "new")
+    await world.put("new", 3)
+    await world.server.service.sleep(CTX, "new")
+    await world.server.node.crash()
+    done = await store.recover(here(world.server.home / "store"))
+    assert (done.only_here, len(done.nameless), done.damaged, done.kept_until) == (2, 1, {}, None)
+    assert set(done.workspaces) == {"awake", "asleep", *done.nameless}
+    server = Server(store.into, world.server.home, world.root / "image", NodeId("nod_recovered"), Ledger(world.root / "ledger"))
+    world.server = server
+    await server.start()
+    recovered = await world.get("awake")
+    assert recovered.head_snapshot_id == newest.head_snapshot_id
+    unstored = await store.into.all("homes.unstored", node_id="nod_recovered", skip=[], limit=9)
+    assert {row["workspace_id"] for row in unstored} == {recovered.id, (await world.get(done.nameless[0])).id}
+    assert (await world.value("awake"), await world.value("asleep"), await world.value(done.nameless[0])) == (9, 7, 3)
+
+
+async def test_what_the_store_has_in_part_and_the_node_whole(store: Store) -> None:
+    await store.upload()
+    server = store.world.server
+    head = (await store.world.get("asleep")).head_snapshot_id
+    for pack in await StoreCatalogue(server.database).holds(ItemKey(TENANT, str(head))):
+        (store.directory / TENANT / "packs" / pack.pack_id).unlink()
+    done = await store.recover(here(server.home / "store"))
+    assert set(done.workspaces) == {"awake", "asleep"}, "its manifest in the store still says what its name was"
+    assert (done.incomplete, done.damaged, done.kept_until) == ((), {}, None), "the node has all, and uploads it anew"
+    assert head in {row["id"] for row in await store.into.all("homes.unstored", node_id="nod_recovered", skip=[], limit=9)}
+
+
+async def test_a_damaged_manifest_on_the_node_is_told(store: Store) -> None:
+    await store.upload()
+    directory = store.world.server.home / "store" / "snapshots"
+    bad = directory / ids.mint("snp", now_ms=clock_ms())
+    bad.mkdir()
+    (bad / MANIFEST).write_bytes(b"{")
+    (directory / ids.mint("snp", now_ms=clock_ms())).mkdir()  # begun, and no snapshot yet
+    moved = directory / ids.mint("snp", now_ms=clock_ms())
+    moved.mkdir()
+    (moved / MANIFEST).write_bytes(next(directory.glob(f"*/{MANIFEST}")).read_bytes())
+    done = await store.recover(here(store.world.server.home / "store"))
+    assert set(done.damaged) == {f"snapshots/{bad.name}", f"snapshots/{moved.name}"}
+    assert (done.only_here, done.kept_until) == (0, None), "the store has everything"
 
 
 async def test_an_empty_store(store: Store) -> None:

@@ -76,12 +76,13 @@ class RestoredInfo(Answer):
 
 
 class RecoveredInfo(Answer):
-    """A catalogue made from an object store. ``nameless`` got names of ours; ``damaged``: what could not be read there and why;
-    ``incomplete``: snapshots of which parts are missing. ``kept_until``: for so long nothing is collected where something was
-    left out; None when nothing was."""
+    """A catalogue made from an object store. ``only_here`` of the snapshots are on this node and not in the store.
+    ``nameless`` got names of ours; ``damaged``: what could not be read and why; ``incomplete``: snapshots of which parts are
+    missing. ``kept_until``: for so long nothing is collected where something was left out; None when nothing was."""
 
     workspaces: list[str]
     snapshots: int
+    only_here: int
     nameless: list[str]
     incomplete: list[str]
     damaged: dict[str, str]
