@@ -38,8 +38,8 @@ KEPT = timedelta(days=7)
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """``only_here``: how many of the snapshots this node has and the store has not. ``incomplete``: items of which parts are
-    missing. ``damaged``: what cannot be read, and why. ``kept_until``: when what was left out becomes due for collection; None when
-    nothing was."""
+    missing. ``damaged``: what cannot be read, and why. ``kept_until``: when what was left out becomes due for collection; None
+    when nothing was."""
 
     workspaces: tuple[str, ...]
     snapshots: int

@@ -110,7 +110,6 @@ class NodeSecondHome:
         self._evicting: dict[SnapshotId, asyncio.Task[int]] = {}
         self._fetching: dict[SnapshotId, asyncio.Task[Fetched]] = {}
         self._coming: dict[SnapshotId, Fetching] = {}
-        self._is_ours = False
         self._sending_images = asyncio.Lock()
 
     async def close(self) -> None:
@@ -124,10 +123,9 @@ class NodeSecondHome:
         return self._parts.remote.keyring.seals
 
     async def claim(self) -> None:
-        if not self._is_ours:
-            # Every snapshot lies on an image, which is durable before it and for longer.
-            await self._parts.remote.claim(self._parts.owner, known=await durable(self._parts.catalogue, IMAGES))
-            self._is_ours = True
+        # Looked at each time: a recovery elsewhere takes the store over while we live. Every snapshot lies on an image, which is
+        # durable before it and for longer.
+        await self._parts.remote.claim(self._parts.owner, known=await durable(self._parts.catalogue, IMAGES))
 
     # ------------------------------------------------------------------------------------------------------------ to the store
 

@@ -25,11 +25,16 @@ class Room:
 
     async def evict(self) -> int:
         """Remove from the node what need not stay there; returns how many snapshots that may be. Each in the turn of its
-        workspace, so that no wake or capture comes between the look and the removal; a busy one is left to the next time."""
+        workspace, so that no wake or capture comes between the look and the removal; a busy one is left to the next time.
+
+        Raises Conflict when the store is not ours any more: then what the rows call durable in it may be gone.
+        """
         home = self._node.second_home
         if home is None:
             return 0
         found = await self._evictable([facts.snapshot_id for facts in (await self._node.inventory()).snapshots])
+        if found:
+            await home.claim()
         for snapshot_id, workspace_id in found.items():
             owner = self._owner_of(workspace_id)
             if not owner.is_busy:

@@ -321,6 +321,11 @@ async def test_local_copies_go_only_while_nobody_needs_them_and_come_back_with_a
         await homes.service.upkeep.clean()
         assert head in plane.node.stored, "the store does not have it yet"
         await homes.uploaded()
+        bucket.owner = "somebody else"
+        with pytest.raises(Conflict, match="another installation"):
+            await homes.service.upkeep.clean()
+        assert head in plane.node.stored, "the store was taken over, so what this node has may be the only copy"
+        bucket.owner = "here"
         await homes.service.upkeep.clean()
         await homes.service.upkeep.reconcile()
         assert plane.node.stored == {}

@@ -364,6 +364,23 @@ async def test_nothing_goes_into_the_store_of_another(here: Place, tmp_path: Pat
     assert set(objects.data) == before
 
 
+async def test_that_the_store_was_taken_over_is_noticed_at_the_next_step(here: Place, objects: FakeObjects) -> None:
+    """By a recovery elsewhere, while this server lives: what it sends would be strays there, and nothing is durable any more."""
+    snapshot_id, machine = await here.slept()
+    await here.upload(snapshot_id)
+    newer = (await asleep(here.node, 2, snapshot_id))[0].snapshot_id
+    mark = objects.data["perdure.json"]
+    await Remote(objects, PlainKeyring(), lambda: 1).claim("another", take=True)
+    before = dict(objects.data)
+    for work in (here.home.claim(), here.upload(newer), here.home.collect(TENANT), here.upload(newer)):
+        with pytest.raises(Conflict, match="another installation"):
+            await work
+    assert objects.data == before
+    await here.is_whole(snapshot_id, machine)
+    objects.data["perdure.json"] = mark
+    await here.upload(newer)
+
+
 async def test_an_empty_store_that_should_hold_something_is_not_taken_for_ours(
     here: Place, tmp_path: Path, objects: FakeObjects, catalogue: FakeCatalogue
 ) -> None:

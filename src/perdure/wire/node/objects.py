@@ -58,8 +58,8 @@ class SecondHome(Protocol):
         ...
 
     async def claim(self) -> None:
-        """Make the store ours if it is nobody's. Raises Conflict when it belongs to another installation, or does not say whose
-        it is and holds something else than we know, or is empty and should not be."""
+        """Make the store ours if it is nobody's; looks each time. Raises Conflict when it belongs to another installation, or
+        does not say whose it is and holds something else than we know, or is empty and should not be."""
         ...
 
     async def upload(self, snapshot_id: SnapshotId, facts: Mapping[str, Any], told: Callable[[Sent], None]) -> Sent:
