@@ -28,6 +28,7 @@ INDEX = "ram.index"
 DEVICES = "devices.state"
 #: The index of a snapshot as it was captured or fetched, and what a merge wrote in its place.
 _INDEX = re.compile(r"ram(\.[0-9a-z_]{1,40})?\.index")
+_DEVICES = re.compile(r"devices(\.[0-9a-z_]{1,40})?\.state")
 #: An image by its digest, and a golden by its reference.
 _IMAGE, _GOLDEN = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,120}"), re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,240}")
 
@@ -293,7 +294,7 @@ def _check_names(manifest: Manifest) -> None:
     check_base_names(memory.base)
     _require(own is None or is_id(own.base_id, "bas"), "a base", own)
     _require(_INDEX.fullmatch(memory.index.name) is not None, "an index", memory.index.name)
-    _require(memory.devices.name == DEVICES, "the devices", memory.devices.name)
+    _require(_DEVICES.fullmatch(memory.devices.name) is not None, "the devices", memory.devices.name)
     for segment_id in memory.segments:
         _require(is_id(segment_id, "seg"), "a segment", segment_id)
 
