@@ -76,6 +76,7 @@ class QemuMachine:
         self._dead = asyncio.Event()
         self._clean = False
         self._stopping = False
+        self._resumed_at = (0, 0)  # by QEMU's clock
         self._spent_fdsets: list[int] = []
         page_count = (spec.shape.memory_mib << 20) // PAGE_SIZE
         self.memory = ProcessMemory(self.pid, spec.ram.path.stat().st_ino, page_count, parts.vmm.is_alive)
@@ -245,9 +246,11 @@ class QemuMachine:
                 self._emit(EventKind.PANIC, self.console())
         elif name == "RESUME":
             self.state = MachineState.RUNNING
+            self._resumed_at = _moment(event)
         elif name == "STOP":
             self._on_stop()
-        elif name == "BLOCK_IO_ERROR":
+        elif name == "BLOCK_IO_ERROR" and _moment(event) >= self._resumed_at:
+            # QEMU holds a second error back for up to a second: told after a resume, it is of what that has mended.
             self._on_io_error(data)
         elif name == "MIGRATION":
             self._on_migration(data.get("status", ""))
@@ -360,3 +363,9 @@ def _remove(run_dir: Path, group: Group) -> None:
 
 def _no_room(destination: Path, reason: str) -> NoSpace:
     return NoSpace(f"Device state cannot be written to {destination.name}: {reason}.", internal=str(destination))
+
+
+def _moment(event: Event) -> tuple[int, int]:
+    """When it happened, which may be before it was told: seconds and microseconds."""
+    stamp = event["timestamp"]
+    return stamp["seconds"], stamp["microseconds"]
