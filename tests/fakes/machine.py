@@ -313,6 +313,10 @@ class FakeMachine:
         private = int(self.memory.private.sum()) * PAGE_SIZE
         return NodeUsage(cpu_s=0.01, rss_bytes=private + (1 << 20), pss_bytes=private + (1 << 20), private_bytes=private)
 
+    def cpu_s(self) -> float:
+        self._check_alive()
+        return 0.01
+
     async def kill(self) -> None:
         if self.state is not MachineState.DEAD:
             self._die("killed")

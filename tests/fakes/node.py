@@ -36,6 +36,7 @@ from perdure.wire.node import (
     NodeEvent,
     NodeEventKind,
     NodeUsage,
+    Reading,
     SecondHome,
     SnapshotFacts,
     StartReport,
@@ -89,6 +90,7 @@ class FakeMachine:
     alive: bool = True
     changed: bool = True
     touched_at: float = 0.0
+    cpu_s: float = 0.5  # what it took to start
 
     @property
     def generation(self) -> int:
@@ -118,6 +120,8 @@ class FakeNode:
         self.untrue: dict[SnapshotId, str] = {}  # snapshots that another machine made, and what of it differs
         self.is_quiet = True  # whether programs stand still at the next captures
         self.busy: dict[WorkspaceId, Activity] = {}  # overrides what ``activity`` would say
+        self.moved: dict[WorkspaceId, tuple[int, int]] = defaultdict(lambda: (0, 0))  # sent and received since the process began
+        self.counter = "1"  # this process's
         self.calls: list[str] = []
         self.starting = 0
         self.most_starting = 0
@@ -165,6 +169,8 @@ class FakeNode:
         for machine in self.machines.values():
             machine.end()
         self._events = asyncio.Queue()
+        self.moved.clear()
+        self.counter = str(int(self.counter) + 1)
 
     def _happen(self, workspace_id: WorkspaceId, kind: NodeEventKind, detail: str = "") -> None:
         machine = self.machines[workspace_id]
@@ -379,6 +385,10 @@ class FakeNode:
     async def usage(self, workspace_id: WorkspaceId, generation: int) -> NodeUsage:
         self._machine(workspace_id, generation)
         return NodeUsage(1.0, 100 << 20, 60 << 20, 30 << 20)
+
+    def reading(self, workspace_id: WorkspaceId, generation: int) -> Reading:
+        machine = self._machine(workspace_id, generation)
+        return Reading(machine.cpu_s, *self.moved[workspace_id], self.counter)
 
     def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity:
         machine = self._machine(workspace_id, generation)

@@ -365,6 +365,10 @@ class TortureMachine:
     async def usage(self) -> Any:
         raise NotImplementedError("nobody asks a torture machine what it costs")
 
+    def cpu_s(self) -> float:
+        self.check_alive()
+        return 0.0
+
     def kill_agent(self) -> None:
         assert self.agent is not None
         self.agent.kill()

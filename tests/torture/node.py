@@ -23,6 +23,7 @@ from perdure.core.config import Settings
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.files import DISK, Disk
 from perdure.core.ids import DEFAULT_TENANT, NodeId, SnapshotId, WorkspaceId
+from perdure.gateway.egress import EgressUsage
 from perdure.images.model import Golden, Image
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, Machine, VmmIdentity
@@ -99,6 +100,9 @@ class _Nothing:
 
     def open_streams(self, *_: object) -> int:
         return 0
+
+    def usage(self, *_: object) -> EgressUsage:
+        return EgressUsage()
 
 
 class _Goldens:

@@ -229,6 +229,10 @@ class Machine(Protocol):
 
     async def usage(self) -> NodeUsage: ...
 
+    def cpu_s(self) -> float:
+        """Processor seconds of the VMM since it began. Raises MachineDied."""
+        ...
+
     async def kill(self) -> None:
         """SIGKILL and reap, and remove run_dir and cgroup. Safe in every state and twice."""
         ...

@@ -217,6 +217,13 @@ class QemuMachine:
         except (ProcessLookupError, FileNotFoundError):
             raise self._died() from None
 
+    def cpu_s(self) -> float:
+        self._check_alive()
+        try:
+            return _cpu_s(self.pid)
+        except (ProcessLookupError, FileNotFoundError):
+            raise self._died() from None
+
     async def kill(self) -> None:
         await end_process(self._parts.child, self._parts.vmm)
         await self._dead.wait()
@@ -339,17 +346,20 @@ def exit_detail(parts: Parts) -> str:
     return detail or f"exit status {parts.child.status}"
 
 
-def _usage(pid: int) -> NodeUsage:
+def _cpu_s(pid: int) -> float:
     stat = Path(f"/proc/{pid}/stat").read_text()
     fields = stat[stat.rindex(")") + 2 :].split()  # proc(5): utime and stime are the 12th and 13th after the state's bracket
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _usage(pid: int) -> NodeUsage:
     sizes = {"Rss:": 0, "Pss:": 0, "Private_Clean:": 0, "Private_Dirty:": 0}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         key, *rest = line.split()
         if key in sizes:
             sizes[key] = int(rest[0]) * 1024
-    ticks = os.sysconf("SC_CLK_TCK")
     return NodeUsage(
-        cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
+        cpu_s=_cpu_s(pid),
         rss_bytes=sizes["Rss:"],
         pss_bytes=sizes["Pss:"],
         private_bytes=sizes["Private_Clean:"] + sizes["Private_Dirty:"],

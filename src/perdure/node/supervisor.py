@@ -7,6 +7,7 @@ kills whatever an earlier process left running before it reads them.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ from perdure.wire.node import (
     NodeEvent,
     NodeEventKind,
     NodeUsage,
+    Reading,
     SecondHome,
     SnapshotFacts,
     StartReport,
@@ -111,6 +113,7 @@ class NodeSupervisor:
         self._events: asyncio.Queue[NodeEvent] = asyncio.Queue()
         self._streams: set[asyncio.Task[None]] = set()
         self._debris: tuple[str, ...] = ()
+        self._counter = secrets.token_hex(8)  # of this process's counts of egress, which begin at 0 with it
 
     async def open(self) -> None:
         """Kill what an earlier process left, take the store. Raises Conflict when another process has it."""
@@ -323,6 +326,11 @@ class NodeSupervisor:
 
     async def usage(self, workspace_id: WorkspaceId, generation: int) -> NodeUsage:
         return await self._resident(workspace_id, generation).usage()
+
+    def reading(self, workspace_id: WorkspaceId, generation: int) -> Reading:
+        cpu_s = self._resident(workspace_id, generation).machine.cpu_s()
+        egress = self._parts.egress.usage(workspace_id)
+        return Reading(cpu_s, egress.sent_bytes, egress.received_bytes, self._counter)
 
     def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity:
         resident = self._resident(workspace_id, generation)

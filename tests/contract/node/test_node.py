@@ -42,6 +42,9 @@ async def test_a_new_workspace_answers(bench: Bench) -> None:
     assert await guest.ping() >= 0
     usage = await bench.node.usage(workspace, 1)
     assert usage.rss_bytes > 0
+    first, second = bench.node.reading(workspace, 1), bench.node.reading(workspace, 1)
+    assert second.cpu_s >= first.cpu_s > 0
+    assert (first.sent_bytes, first.received_bytes, first.counter) == (0, 0, second.counter)
 
 
 async def test_calls_of_another_generation_are_refused_and_change_nothing(bench: Bench) -> None:
@@ -53,6 +56,8 @@ async def test_calls_of_another_generation_are_refused_and_change_nothing(bench:
             bench.node.activity(workspace, generation)
         with pytest.raises(GONE):
             await bench.node.usage(workspace, generation)
+        with pytest.raises(GONE):
+            bench.node.reading(workspace, generation)
         with pytest.raises(GONE):
             await bench.capture(workspace, generation, HIBERNATE)
     with pytest.raises(StaleGeneration):
@@ -98,6 +103,8 @@ async def test_a_checkpoint_goes_on_and_is_what_a_killed_machine_goes_back_to(be
     assert (event.workspace_id, event.generation) == (workspace, 1)
     with pytest.raises((MachineDied, *GONE)):
         await bench.node.usage(workspace, 1)
+    with pytest.raises((MachineDied, *GONE)):
+        bench.node.reading(workspace, 1)
     (machine,) = (await bench.node.inventory()).machines
     assert (machine.workspace_id, machine.generation, machine.alive) == (workspace, 1, False)
     lost = await bench.node.salvage(workspace, 1, bench.snapshot_id())

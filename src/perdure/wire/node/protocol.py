@@ -16,6 +16,7 @@ from perdure.wire.node.snapshots import (
     Inventory,
     NodeEvent,
     NodeUsage,
+    Reading,
     SnapshotFacts,
     StoredSizes,
     Verdict,
@@ -75,6 +76,10 @@ class Node(Protocol):
     async def inventory(self) -> Inventory: ...
 
     async def usage(self, workspace_id: WorkspaceId, generation: int) -> NodeUsage: ...
+
+    def reading(self, workspace_id: WorkspaceId, generation: int) -> Reading:
+        """What its meters say now; cheap enough for every capture. Raises when the machine is gone."""
+        ...
 
     def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity: ...
 

@@ -144,6 +144,16 @@ class NodeUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """Meters of one awake machine. They only grow, so that a reading that is told twice adds nothing."""
+
+    cpu_s: float  # of the machine's process since it began
+    sent_bytes: int  # by the workspace through egress, and below what it received; all its generations
+    received_bytes: int
+    counter: str  # names these two counts: they begin at 0 again under another name
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """What keeps a workspace awake (DESIGN D9), as the node sees it. Times are seconds ago."""
 
