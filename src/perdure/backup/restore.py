@@ -385,7 +385,8 @@ async def _new_life(tx: Transaction, node_id: NodeId, record: BackupRecord, skip
     await tx.run("retention.drop", ids=unfinished)
     await tx.run("backup.moved_snapshots", node_id=node_id)
     what = f"{RESTORED} {record.id} of {record.created_at.strftime('%Y-%m-%d %H:%M:%S')} UTC"
-    body = {"event": "restored", "backup": record.id, "of": record.created_at.isoformat()}
+    of = record.created_at.isoformat()
+    body = {"event": "restored", "backup": record.id, "of": of, "alive_until": of}  # what came after is another life's
     detail = f"{what[0].upper()}{what[1:]}."
     unborn = {"detail": "Its creation was not finished when it was backed up.", "body": canonical({**body, "to": "deleted"})}
     await tx.all("backup.unborn", node_id=node_id, **unborn)

@@ -102,6 +102,8 @@ def _moved(entry: public.LogEntry, body: Body) -> list[str]:
         parts.append(_captured(body))
     if (branch := body.get("lost_branch")) and not any(str(branch) in part for part in parts):
         parts.append(f"newer disk kept as {branch}")
+    if body.get("alive_until"):
+        parts.append(f"last known to run at {str(body['alive_until'])[:19]} UTC")
     return [part.removesuffix(".") for part in parts]
 
 
@@ -148,7 +150,7 @@ def _removed(_entry: public.LogEntry, body: Body) -> list[str]:
 
 def _anything(_entry: public.LogEntry, body: Body) -> list[str]:
     """Of a kind that this version does not know: what is short."""
-    known = {"event", "from", "to"}
+    known = {"event", "from", "to", "alive_until"}
     return [f"{key} {value}" for key, value in body.items() if key not in known and isinstance(value, str | int) and value != ""]
 
 

@@ -82,7 +82,7 @@ class Homes:
             gone = f"{NODE_GONE} {at.node_id} is gone; this is the last snapshot that the object store has"
             if at.state in WITH_MACHINE:
                 change = Change(detail=f"Lost: {gone}.", rewound=gone, body={"node_id": at.node_id})
-                at = await self._store.move(at, Event.MACHINE_LOST, change, tx)
+                at = await self._store.move(await self._store.not_seen(at), Event.MACHINE_LOST, change, tx)
             names = {"id": at.id, "from": at.node_id, "to": node.node_id}
             body = canonical({"from": at.node_id, "to": node.node_id})
             moved = await tx.one(

@@ -18,7 +18,7 @@ from perdure.db.database import Transaction
 from perdure.wire.node import Inventory, LiveMachine, Node, SnapshotFacts
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.model import Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
-from perdure.workspaces.observe import unused_s
+from perdure.workspaces.observe import spent, unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Record
 from perdure.workspaces.store import Change, NewWorkspace
@@ -39,6 +39,7 @@ async def commit_capture(
     body: dict[str, Any] = {
         **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
         **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
+        **spent(tools, at),
     }
     async with tools.store.database.transaction() as tx:
         snapshot = await tools.store.complete(tx, facts)
@@ -58,7 +59,8 @@ class Losses:
     async def settle(self, owner: Owner, at: Record, event: Event, why: str, *, inventory: Inventory | None = None) -> Record:
         """The machine is lost, or must go: adopt snapshots it finished, keep its newer disk as a branch, and record where the
         workspace stands. Repeatable: a crash anywhere in here is taken up by the next call."""
-        idle_s = unused_s(self._tools, owner)
+        idle_s, read = unused_s(self._tools, owner), spent(self._tools, at)
+        at = replace(at, alive_at=None) if read else at  # it still runs
         owner.live = None
         node = self._tools.node(at)
         inventory = inventory or await node.inventory()
@@ -70,7 +72,7 @@ class Losses:
             await node.stop(at.id, machine.generation, keep_overlay=True)
             disks += await self._salvage(at, machine.generation)
         crashpoint(CrashPoint.SALVAGE_KEPT)
-        record = await self._commit_loss(at, event, Change(detail=why, unused_s=idle_s), disks)
+        record = await self._commit_loss(at, event, Change(detail=why, unused_s=idle_s, body=read), disks)
         crashpoint(CrashPoint.SALVAGE_RECORDED)
         for machine in left:
             with suppress(StaleGeneration, NotFound):
@@ -168,7 +170,7 @@ class Losses:
                 head=head,
                 lost_branch=branch,
                 rewound=None if own else why if branch or at.state in HAD_BEEN_AWAKE else None,
-                body={"salvaged": len(disks), "lost_branch": branch},
+                body={**change.body, "salvaged": len(disks), "lost_branch": branch},
             )
             record = await self._store.move(at, Event.SALVAGED if settled else event, change, tx)
             if own:
@@ -209,6 +211,9 @@ class Losses:
     async def free(self, owner: Owner, at: Record, event: Event, change: Change) -> Record:
         """→ deleted: the name is free, the machine goes without being kept, snapshots nobody else needs are marked."""
         parent = await self._disappointed(at, event)
+        read = spent(self._tools, at)
+        at = replace(at, alive_at=None) if read else at
+        change = replace(change, body={**change.body, **read})
         async with self._store.database.transaction() as tx:
             if parent is not None:
                 body = {"branch": at.workspace.name, "branch_id": at.id, "detail": change.detail}

@@ -5,8 +5,9 @@ Use is counted in this process and reaches the row when the workspace stops bein
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Any
 
 from perdure.core.errors import PerdureError
 from perdure.workspaces import hibernation
@@ -33,6 +34,15 @@ def unused_s(tools: Tools, owner: Owner | None) -> float | None:
     except PerdureError:  # its machine has just gone: what the callers did is still known
         return 0.0 if observation.held else observation.idle_for_s
     return hibernation.unused_s(activity, observation)
+
+
+def spent(tools: Tools, at: Record) -> dict[str, Any]:
+    """For the body of an entry: what the machine's meters say. Nothing when it is gone; what is known is in an entry before."""
+    try:
+        reading = tools.node(at).reading(at.id, at.generation)
+    except PerdureError:
+        return {}
+    return {"spent": {**asdict(reading), "generation": at.generation}}
 
 
 def as_used(tools: Tools, owner: Owner | None, record: Record) -> Workspace:

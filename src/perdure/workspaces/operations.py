@@ -44,7 +44,7 @@ from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
 from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
-from perdure.workspaces.observe import unused_s
+from perdure.workspaces.observe import spent, unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.store import Change
@@ -126,7 +126,8 @@ class Operations:
         owner.live = None
         plan = await self.plan_disk_boot(at, "guest-reboot")
         plan = replace(plan, new_identity=False, disk=DiskFate.KEPT, asleep_s=0.0, take_over_generation=at.generation)
-        return await self.wake(owner, at, Event.GUEST_REBOOTED, plan, Change(body={"reason": "guest-reboot"}))
+        change = Change(body={"reason": "guest-reboot", **spent(self._tools, at)})
+        return await self.wake(owner, at, Event.GUEST_REBOOTED, plan, change)
 
     @staticmethod
     def plan_new(disk_gib: int, image_disk_gib: int) -> Plan:
@@ -226,7 +227,7 @@ class Operations:
         try:
             async with self._store.database.transaction() as tx:
                 await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
-                change = Change(unused_s=idle_s, body={"cause": cause, "snapshot_id": snapshot_id})
+                change = Change(unused_s=idle_s, body={"cause": cause, "snapshot_id": snapshot_id, **spent(self._tools, at)})
                 going = await self._store.move(at, Event.HIBERNATE, change, tx)
         except PerdureError as error:
             if not error.ambiguous:

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError, StaleGeneration
@@ -53,6 +54,7 @@ class Reconciler:
         self._losses = losses
         self._in_owner = in_owner
         self._awake_generation = awake_generation
+        self._has_compared = False
 
     async def node(self, node: Node) -> None:
         """Repair everything of one node. One workspace that cannot be repaired now does not keep the others from it."""
@@ -60,11 +62,16 @@ class Reconciler:
         for what in inventory.debris:
             _log.info("the node removed a half-made thing: %s", what)
         known = await self._store.standing(node.node_id)
+        repaired = True
         for workspace_id in [standing.id for standing in known if self._is_suspect(standing, inventory)]:
             try:
                 await self._in_owner(workspace_id, self._visit)
             except PerdureError as error:
+                repaired = False
                 _log.warning("workspace %s cannot be repaired now: %s (%s)", workspace_id, error.message, error.internal)
+        if repaired and not self._has_compared:
+            await self._store.compared(node.node_id)
+            self._has_compared = True
         await self._losses.finish_left_behind(node, inventory)
         await self._orphan_machines(node, inventory, {standing.id for standing in known})
         await self._snapshots(node)
@@ -90,6 +97,8 @@ class Reconciler:
         """Repair one workspace, inside its owner. Returns where it stands."""
         inventory = inventory or await self._tools.node(at).inventory()
         machines = [machine for machine in inventory.machines if machine.workspace_id == at.id]
+        if at.state in WITH_MACHINE and not _is_held(owner, at):
+            at = await self._store.not_seen(at)
         if at.state is WorkspaceState.DELETED:
             owner.live = None
             return at
@@ -112,9 +121,8 @@ class Reconciler:
         others = len(machines) > len(mine)
         goes_on = mine and mine[0].alive and not others and at.state is not WorkspaceState.WAKING
         # One that we hold awake is believed: a slow guest is not a lost one, and the node tells us when it stops answering.
-        held = owner.live is not None and owner.live.generation == at.generation
-        if goes_on and not await self._is_captured(at, inventory) and (held or await self._answers(at)):
-            return await self._adopt(owner, at, inventory)
+        if goes_on and not await self._is_captured(at, inventory) and (_is_held(owner, at) or await self._answers(at)):
+            return await self._adopt(owner, replace(at, alive_at=None), inventory)
         return await self._losses.settle(owner, at, Event.MACHINE_LOST, INTERRUPTED, inventory=inventory)
 
     async def _adopt(self, owner: Owner, at: Record, inventory: Inventory) -> Record:
@@ -184,3 +192,8 @@ class Reconciler:
             await self._store.forget(*doomed)
             count += len(doomed)
         return count
+
+
+def _is_held(owner: Owner, at: Record) -> bool:
+    """Whether this process has it awake, and so has seen its machine all the time."""
+    return owner.live is not None and owner.live.generation == at.generation

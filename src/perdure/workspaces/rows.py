@@ -32,7 +32,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A workspace with what only the control plane needs. ``now`` is the database's time of reading."""
+    """A workspace with what only the control plane needs. ``now`` is the database's time of reading. ``alive_at`` is set where
+    this process did not see the machine end: when it was last known to run."""
 
     workspace: Workspace
     node_id: NodeId
@@ -45,6 +46,7 @@ class Record:
     rewound: str
     report: ResumeReport | None
     now: datetime
+    alive_at: datetime | None = None
 
     @property
     def head(self) -> Point | None:

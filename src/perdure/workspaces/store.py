@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -21,7 +21,7 @@ from perdure.db.database import Database, Transaction
 from perdure.journal.entries import canonical
 from perdure.wire.node import SnapshotFacts
 from perdure.workspaces import lineage, rows
-from perdure.workspaces.lifecycle import Event, Refusal, Transition, decide
+from perdure.workspaces.lifecycle import WITH_MACHINE, Event, Refusal, Transition, decide
 from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, WorkspaceKind, WorkspaceState
 from perdure.workspaces.rows import Point, Record
 
@@ -198,6 +198,8 @@ class WorkspaceStore:
         body = {"from": at.state.value, "to": answer.to.value, "event": event.value, **change.body}
         if change.detail:
             body["detail"] = change.detail
+        if at.alive_at is not None and answer.to not in WITH_MACHINE:
+            body["alive_until"] = at.alive_at.isoformat()
         row = await (tx or self.database).one(
             "workspaces.move",
             **{"id": at.id, "generation": at.generation, "from": at.state.value, "to": answer.to.value},
@@ -206,7 +208,8 @@ class WorkspaceStore:
             **{"rewound": change.rewound, "unused_s": change.unused_s},
             **{"kind": _KINDS.get(event, answer.to.value), "body": canonical(body)},
         )
-        return rows.record(self._unless_stale(at, row))
+        moved = rows.record(self._unless_stale(at, row))
+        return replace(moved, alive_at=at.alive_at) if answer.to in WITH_MACHINE else moved
 
     async def started(self, at: Record, report: ResumeReport) -> Record:
         """creating or waking → running, with its report."""
@@ -219,13 +222,24 @@ class WorkspaceStore:
         )
         return rows.record(self._unless_stale(at, row))
 
-    async def set_detail(self, at: Record, detail: str) -> None:
-        """Say something about the state; silently nothing when the workspace has moved on."""
+    async def set_detail(self, at: Record, detail: str, *, paused: bool | None = None) -> None:
+        """Say something about the state, and whether its machine stands still from now on; silently nothing when the workspace
+        has moved on."""
+        body = {"state": at.state.value, "detail": detail} | ({} if paused is None else {"paused": paused})
         await self.database.one(
             "workspaces.set_detail",
             **{"id": at.id, "generation": at.generation, "state": at.state.value},
-            **{"detail": detail, "body": canonical({"state": at.state.value, "detail": detail})},
+            **{"detail": detail, "body": canonical(body)},
         )
+
+    async def not_seen(self, at: Record) -> Record:
+        """One whose machine this process has not seen since it began: with when that was last known to run."""
+        row = await self.database.one("nodes.last_sign", id=at.id)
+        return replace(at, alive_at=row["alive_at"] if row else None)
+
+    async def compared(self, node_id: NodeId) -> None:
+        """Rows and machines of a node agree, and go on doing so while this process lives: what ends is told."""
+        await self.database.run("nodes.compared", id=node_id)
 
     async def asleep_since(self, at: Record) -> datetime:
         """When it stopped being awake, whatever has been tried since."""

@@ -312,9 +312,9 @@ class Upkeep:
                 limit_s = self._tools.settings.unresponsive_s
                 await self.losses.settle(owner, at, Event.UNRESPONSIVE, f"The guest did not answer for {limit_s:g} s{detail}.")
             case NodeEventKind.NO_SPACE:
-                await self._store.set_detail(at, _NO_SPACE)
+                await self._store.set_detail(at, _NO_SPACE, paused=True)
             case NodeEventKind.ROOM_AGAIN:
-                await self._store.set_detail(at, "")
+                await self._store.set_detail(at, "", paused=False)
             case NodeEventKind.FROZEN | NodeEventKind.THAWED:
                 _log.info("machine of %s: %s", owner.id, event.kind.value)
 

@@ -49,6 +49,12 @@ REPORT = {"memory": "kept", "memory_reason": "", "disk": "kept", "asleep_s": 2.9
             "machine lost",
             "It ended. Its newer disk is kept as 'a@lost-1'",
         ),
+        (
+            "hibernated",
+            {"event": "machine-lost", "detail": "The server ended.", "alive_until": "2026-03-01T12:00:05.123456+00:00"},
+            "machine lost",
+            "The server ended; last known to run at 2026-03-01T12:00:05 UTC",
+        ),
         ("hibernated", {"event": "powered-off", "detail": "Off.", "lost_branch": None, "salvaged": 1}, "powered off", "Off"),
         ("waking", {"event": "guest-rebooted", "reason": "guest-reboot"}, "wakes", "generation 3; it rebooted itself"),
         ("waking", {"event": "recover", "how": "rewind"}, "wakes", "generation 3; recovery: rewind"),
