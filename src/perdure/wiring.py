@@ -50,6 +50,7 @@ from perdure.images.progress import ProgressSink, silent
 from perdure.images.registry import ImageStore
 from perdure.images.service import ImageService, as_event
 from perdure.machines.qemu import QemuDriver
+from perdure.metering.usage import Metering
 from perdure.node import accelerator
 from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
@@ -155,6 +156,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
             backups=_ApiBackups(control.backups),
+            metering=Metering(database),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             foresee_egress=control.dialer.foresee,
             authenticate=single_key(key),

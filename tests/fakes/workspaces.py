@@ -54,6 +54,7 @@ from perdure.workspaces.model import (
 )
 from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
+from tests.fakes.metering import FakeMetering
 from tests.fakes.tenants import FakeTenants
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
@@ -488,12 +489,9 @@ async def _doctor() -> public.DoctorReport:
 def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
     """Services whose key is ``KEY``."""
     workspaces = FakeWorkspaces()
-    dialer = Dialer(resolver=_nobody)
-    services = Services(
-        *(workspaces, FakeImages(), FakeBackups(), _doctor, dialer.foresee, single_key(KEY)),
-        *(settings, SystemClock()),
-    )
-    return services, workspaces
+    dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
+    parts = (workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, single_key(KEY))
+    return Services(*parts, settings, SystemClock()), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 import perdure
 from perdure.api import errors
 from perdure.api.deps import Call
-from perdure.api.routes import backups, execs, files, images, integrity, lineage, server, tenants, tunnels, workspaces
+from perdure.api.routes import backups, execs, files, images, integrity, lineage, server, tenants, tunnels, usage, workspaces
 from perdure.api.services import Services
 from perdure.wire import public
 
@@ -35,7 +35,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.exec_handles = {}
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS)
-    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, backups, tenants):
+    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, backups, tenants, usage):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict
 
 from perdure.api.errors import error_info
 from perdure.core.errors import PerdureError
+from perdure.core.ids import TenantId
+from perdure.metering.usage import Amounts, Usage, total
 from perdure.wire import node, public
 from perdure.workspaces import model
 
@@ -255,3 +258,17 @@ def file_info(value: node.FileInfo) -> public.FileInfo:
         target=None if value.target is None else text(value.target),
         raw_path=None if path.encode() == raw else base64.b64encode(raw).decode(),
     )
+
+
+def usage_rows(tenant_id: TenantId, found: list[Usage], by: public.UsageBy) -> list[public.UsageRow]:
+    """One of each workspace, or one of all of a tenant together."""
+    if by == "tenant":
+        return [_usage_row(tenant_id, None, total(one.amounts for one in found))]
+    return [_usage_row(tenant_id, one, one.amounts) for one in found]
+
+
+def _usage_row(tenant_id: TenantId, of: Usage | None, amounts: Amounts) -> public.UsageRow:
+    values = asdict(amounts)
+    times = {f"{phase}_s": values.pop(phase).total_seconds() for phase in ("awake", "paused", "asleep")}
+    whose = {"workspace_id": of.workspace_id, "name": of.name, "state": of.state} if of else {}
+    return public.UsageRow(tenant_id=tenant_id, **{"workspace_id": None, "name": None, "state": None, **whose}, **times, **values)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
+from perdure.core.ids import TenantId
+from perdure.metering.usage import Usage
 from perdure.wire import public
 from perdure.workspaces.model import Context, Workspaces
 
@@ -42,6 +45,14 @@ class Backups(Protocol):
         ...
 
 
+class Metering(Protocol):
+    """What workspaces used."""
+
+    async def of(self, tenant_id: TenantId, ref: str | None, since: datetime | None, until: datetime | None) -> list[Usage]:
+        """Of all of a tenant's, or of those that have or had an id or a name. Raises NotFound, InvalidRequest."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time.
@@ -50,6 +61,7 @@ class Services:
     workspaces: Workspaces
     images: Images
     backups: Backups
+    metering: Metering
     doctor: Callable[[], Awaitable[public.DoctorReport]]
     foresee_egress: Callable[[Iterable[str]], Awaitable[list[str]]]
     authenticate: Callable[[str], str | None]

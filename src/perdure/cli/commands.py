@@ -46,6 +46,9 @@ COMMANDS = (
     Entry("checkpoint", "workspaces:checkpoint", "Record a workspace while it runs."),
     Entry("fork", "workspaces:fork", "Make new workspaces that continue where this one is."),
     Entry("log", "workspaces:log", "Show a workspace's thread: what happened to it, in order."),
+    Entry(
+        "usage", "usage:usage", "Say how long workspaces were awake and asleep, and what they used. Deleted ones are included."
+    ),
     Entry("resize", "workspaces:resize", "Grow a workspace's disk; takes effect at its next disk boot."),
     Entry(
         "recover",

@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -135,6 +136,13 @@ def query_of(values: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         for name, value in values.items()
         if value is not None
     )
+
+
+def instant(moment: datetime | None) -> str | None:
+    """As the API reads it. Raises InvalidRequest for a time without its offset, which may mean any hour."""
+    if moment is not None and moment.tzinfo is None:
+        raise InvalidRequest("A time without its offset from UTC was given.", hint="Use datetime.now(UTC), or astimezone().")
+    return None if moment is None else moment.isoformat()
 
 
 def delay_s(attempt: int) -> float:

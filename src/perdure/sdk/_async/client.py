@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -145,6 +146,20 @@ class AsyncClient:
         """The thread of a workspace by its name or id; by its id also when it is deleted."""
         call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=limit)
         return (await self.fetch(call, public.Log)).entries
+
+    async def usage(
+        self,
+        workspace: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        by: public.UsageBy = "workspace",
+    ) -> public.UsageReport:
+        """What workspaces used between two instants (aware; without them from the beginning, and until now): a row for each
+        workspace, deleted ones included, or one for the whole tenant. ``workspace`` is an id or a name: only those that have,
+        or had, it. Raises NotFound when there never was one."""
+        query = {"from": _core.instant(since), "to": _core.instant(until), "by": by, "workspace": workspace}
+        return await self.fetch(_core.get("/v1/usage", **query), public.UsageReport)
 
     async def images(self) -> list[public.ImageInfo]:
         return (await self.fetch(_core.get("/v1/images"), public.ImageList)).images

@@ -66,6 +66,12 @@ from perdure.wire.public.server import (
     Health,
 )
 from perdure.wire.public.tenants import ShreddedTenantInfo, ShredTenant
+from perdure.wire.public.usage import (
+    UsageAmounts,
+    UsageBy,
+    UsageReport,
+    UsageRow,
+)
 from perdure.wire.public.workspaces import (
     AsleepAnswer,
     AwakeAnswer,
@@ -175,6 +181,10 @@ __all__ = [
     "TrialInfo",
     "UploadInfo",
     "UploadState",
+    "UsageAmounts",
+    "UsageBy",
+    "UsageReport",
+    "UsageRow",
     "VerifiedSnapshot",
     "VerifyEvent",
     "VerifySnapshots",
