@@ -223,6 +223,7 @@ async def _write(tx: Transaction, node: NodeId, made: Catalogue) -> None:
 async def _write_scope(tx: Transaction, made: _Scope) -> None:
     tenant = DEFAULT_TENANT if made.scope == IMAGES else made.scope
     common = {"scope": made.scope, "tenant_id": tenant}
+    await tx.run("tenants.adopt", id=tenant)
     await tx.run("catalogue.add_scope", **common, attempts=made.attempts)
     for pack in made.packs.values():
         await tx.run("catalogue.add_pack", **common, id=pack.pack_id, size=pack.size, index_bytes=pack.index_bytes)

@@ -5,6 +5,7 @@
     │   └── PathEscape        a path or name that would leave the place it belongs to
     ├── Unauthenticated       no key, or one that is not known
     ├── Forbidden             known, but not allowed (Host or Origin included)
+    │   └── MissingScope      the key is for less than that; ``details`` say what it needs
     ├── NotFound              nothing of that name for this caller
     │   └── Shredded          the key of what was stored has been thrown away on purpose
     ├── Conflict              the thing exists or is in a state that refuses the call
@@ -94,6 +95,13 @@ class Unauthenticated(PerdureError):
 class Forbidden(PerdureError):
     code = "forbidden"
     status = 403
+
+
+class MissingScope(Forbidden):
+    """``details``: ``needs`` is the scope that is missing, ``has`` those the key was made with, ``tenant`` the one tenant whose
+    keys may do this, where that matters."""
+
+    code = "missing_scope"
 
 
 class NotFound(PerdureError):

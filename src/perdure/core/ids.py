@@ -21,11 +21,12 @@ DiskId = NewType("DiskId", str)
 SegmentId = NewType("SegmentId", str)
 BaseId = NewType("BaseId", str)
 RequestId = NewType("RequestId", str)
+KeyId = NewType("KeyId", str)
 
 DEFAULT_TENANT = TenantId("ten_default")
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ID = re.compile(r"^(ten|ws|snp|nod|exe|dsk|seg|bas|req|try)_[0-9a-z_]{1,40}")
+_ID = re.compile(r"^(ten|ws|snp|nod|exe|dsk|seg|bas|req|try|key)_[0-9a-z_]{1,40}")
 #: Workspace names: DNS-label characters, so that a name can be a host name. ``@`` starts the part Perdure adds (``demo@lost-…``).
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?(@[a-z0-9][a-z0-9-]{0,40})?$")
 USER_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$")
@@ -46,11 +47,11 @@ def is_id(text: str, prefix: str) -> bool:
     return text.startswith(prefix + "_") and _ID.fullmatch(text) is not None
 
 
-def check_name(name: str) -> str:
-    """Return a user-given workspace name or raise InvalidRequest with the rule it breaks."""
-    if not USER_NAME.match(name):
+def check_name(name: str, of: str = "workspace") -> str:
+    """Return a user-given name or raise InvalidRequest with the rule it breaks. ``of`` is what it is to name, for the message."""
+    if not USER_NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{name!r} is not a workspace name.",
+            f"{name!r} is not a {of} name.",
             hint="Use 1 to 50 lower-case letters, digits and dashes, starting and ending with a letter or digit.",
         )
     return name

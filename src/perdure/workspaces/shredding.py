@@ -105,8 +105,7 @@ class Shredding:
     async def _check_known(self, tenant_id: TenantId) -> None:
         known = [str(row["tenant_id"]) for row in await self._database.all("shreds.tenants", images=IMAGES)]
         if not is_id(tenant_id, "ten") or tenant_id not in known:
-            here = ", ".join(known) or "none, for nothing was created yet"
-            raise NotFound(f"There is no tenant {tenant_id!r}.", hint=f"Tenants of this server: {here}.")
+            raise NotFound(f"There is no tenant {tenant_id!r}.", hint=f"Tenants of this server: {', '.join(known)}.")
 
     def _sealed_home(self, tenant_id: TenantId) -> SecondHome:
         home = self._node.second_home

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from perdure.backup.recover import KEPT, Here, Into, Recovered, recover
 from perdure.core import ids
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict, CorruptData, InvalidRequest, NotFound
-from perdure.core.ids import NodeId
+from perdure.core.ids import NodeId, TenantId
 from perdure.db.database import Database
 from perdure.fleet.objects import StoreCatalogue
 from perdure.images.moving import ImageMover
@@ -32,6 +32,7 @@ from perdure.snapshots.objects.remote import OWNER, Remote
 from perdure.snapshots.objects.upload import Uploader
 from perdure.wire.objects import IMAGES, ItemKey, ItemState, Scope
 from perdure.workspaces.facts import facts_of
+from perdure.workspaces.model import CreateWorkspace
 from tests.fakes.database import fresh_database
 from tests.integration.backup.conftest import World
 from tests.torture.ledger import Ledger
@@ -121,6 +122,16 @@ async def test_the_stores_rows_come_back_and_the_store_is_ours(store: Store) -> 
     owner = json.loads(await store.remote().objects.get(OWNER))["owner"]
     row = await store.into.one("catalogue.installation")
     assert row is not None and owner == row["id"] != "ins_old"
+
+
+async def test_tenants_come_back_under_a_name_made_of_their_id(store: Store) -> None:
+    service, theirs = store.world.server.service, replace(CTX, tenant_id=TenantId(ids.mint("ten", now_ms=clock_ms())))
+    await service.create(theirs, CreateWorkspace("awake"))
+    await service.sleep(theirs, "awake")
+    await store.upload()
+    await store.recover()
+    found = {row["tenant_id"]: row["name"] for row in await store.into.all("tenants.all")}
+    assert found == {TENANT: "default", theirs.tenant_id: theirs.tenant_id.replace("_", "-")}
 
 
 async def test_what_was_uploaded_without_facts_gets_a_name(store: Store) -> None:

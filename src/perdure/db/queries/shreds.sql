@@ -6,8 +6,9 @@ select tenant_id, state, generation, asked_at, done_at from tenant_shreds where 
 select tenant_id, state from tenant_shreds order by tenant_id;
 
 -- name: tenants
--- Every tenant that has, or had, anything.
-select distinct tenant_id from workspaces
+-- Every tenant, and whoever else has, or had, anything.
+select tenant_id from tenants
+union select tenant_id from workspaces
 union select scope from store_scopes where scope <> %(images)s
 union select tenant_id from tenant_shreds order by 1;
 

@@ -1,0 +1,1 @@
+"""Who may use this server: tenants, their API keys, and what a key may do."""

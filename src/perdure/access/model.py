@@ -1,0 +1,102 @@
+"""What the access service takes and returns. Frozen values; the API renders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId
+from perdure.core.scopes import KeyScope, KeyState, granted
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. ``name`` is what the thread of a workspace says: ``key:KEY_ID``, ``operator`` (the key file) or ``local`` (the
+    Unix socket). ``scopes`` are those given; ``may`` asks what they include too."""
+
+    name: str
+    tenant_id: TenantId
+    scopes: frozenset[KeyScope]
+
+    def may(self, needed: KeyScope) -> bool:
+        return needed in granted(self.scopes)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may do what concerns the whole server: other tenants, images, backups."""
+        return self.tenant_id == DEFAULT_TENANT and self.may(KeyScope.ADMIN)
+
+
+_ADMIN = frozenset({KeyScope.ADMIN})
+#: Whoever has the key file that ``up`` wrote, and whoever can open the Unix socket.
+OPERATOR = Principal("operator", DEFAULT_TENANT, _ADMIN)
+LOCAL = Principal("local", DEFAULT_TENANT, _ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    id: TenantId
+    name: str
+    created_at: datetime
+    created_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One row of ``api_keys``; the secret is nowhere."""
+
+    id: KeyId
+    tenant_id: TenantId
+    name: str
+    prefix: str
+    scopes: frozenset[KeyScope]
+    state: KeyState
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """``tenant`` is an id or a name, None the caller's own; ``expires_s`` None: it does not expire."""
+
+    name: str
+    scopes: frozenset[KeyScope]
+    expires_s: float | None = None
+    tenant: str | None = None
+
+
+class Access(Protocol):
+    """Tenants and keys. A ``tenant`` other than the caller's own is for the operator; None is the caller's."""
+
+    async def authenticate(self, secret: str) -> Principal | None:
+        """The principal of an API key; None for one that is unknown, expired or revoked."""
+        ...
+
+    async def create_key(self, caller: Principal, new: NewKey) -> tuple[Key, str]:
+        """The key and its secret, which nobody can ask for again. Raises AlreadyExists for a name in use."""
+        ...
+
+    async def keys(self, caller: Principal, tenant: str | None = None) -> list[Key]:
+        """Revoked and expired ones too, newest last."""
+        ...
+
+    async def revoke(self, caller: Principal, ref: str, tenant: str | None = None) -> Key:
+        """By id or name. Calls that begin after it has returned are refused; revoking a revoked one, by its id, succeeds."""
+        ...
+
+    async def create_tenant(self, caller: Principal, name: str) -> Tenant:
+        """Raises AlreadyExists for a name in use."""
+        ...
+
+    async def find_tenant(self, ref: str) -> Tenant | None:
+        """By id or name."""
+        ...
+
+    async def tenants(self) -> list[Tenant]:
+        """Oldest first."""
+        ...
