@@ -157,7 +157,7 @@ class Branches:
         crashpoint(CrashPoint.REWIND_RECORDED)
         return await self._start(owner, at, plan, kept)
 
-    async def recover_before(self, owner: Owner, at: Record) -> Record:
+    async def recover_before(self, owner: Owner, at: Record, by: str) -> Record:
         """Wake one that sleeps or has failed from the newest intact snapshot that its head descends from. The head was
         acknowledged, and may well be whole (a restore can fail for other reasons), so it is kept as by a rewind."""
         head = at.workspace.head_snapshot_id
@@ -178,7 +178,10 @@ class Branches:
                 head=point.id,
                 kept_branch=kept,
                 rewound=f"on request, to the snapshot before the last{past}",
-                body={"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged, "kept_branch": kept},
+                body={
+                    **{"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged},
+                    **{"kept_branch": kept, "by": by},
+                },
             )
             at = await self._store.move(at, Event.RECOVER, change, tx)
         crashpoint(CrashPoint.WAKE_RECORDED)
@@ -296,7 +299,7 @@ class Branches:
             await self._store.hand_over(tx, branch.id, at.id)
             disk_gib = max(branch.workspace.disk_gib, head.disk_gib)
             if disk_gib > at.workspace.disk_gib:  # the branch's disk was grown; no disk boot may shrink it
-                await self._store.resize(at, disk_gib, tx)
+                await self._store.resize(at, disk_gib, ctx.principal, tx)
             change = Change(
                 head=head.id,
                 kept_branch=kept,

@@ -32,10 +32,10 @@ HAD_BEEN_AWAKE = frozenset({WorkspaceState.RUNNING, WorkspaceState.HIBERNATING})
 
 
 async def commit_capture(
-    tools: Tools, at: Record, facts: SnapshotFacts, event: Event, spare: SnapshotId | None = None
+    tools: Tools, at: Record, facts: SnapshotFacts, event: Event, spare: SnapshotId | None = None, by: str | None = None
 ) -> tuple[Record, Snapshot]:
     """A capture is done: its row is complete, it is the head, retention is applied (but to ``spare``), the state moves; all or
-    nothing."""
+    nothing. ``by``: who asked for it."""
     body: dict[str, Any] = {
         **{"snapshot_id": facts.snapshot_id, "pause_s": facts.pause_s, "quiesced": facts.quiesced},
         **{"memory_bytes": facts.memory_bytes, "disk_bytes": facts.disk_bytes},
@@ -45,7 +45,7 @@ async def commit_capture(
         snapshot = await tools.store.complete(tx, facts)
         if snapshot is None:
             raise StaleGeneration(f"Snapshot {facts.snapshot_id} of {at.workspace.name!r} was given up meanwhile.")
-        body |= {"reason": snapshot.reason.value, "name": snapshot.name}
+        body |= {"reason": snapshot.reason.value, "name": snapshot.name} | ({} if by is None else {"by": by})
         record = await tools.store.move(at, event, Change(head=facts.snapshot_id, body=body), tx)
         await tools.store.retain(tx, at.id, tools.settings.keep_automatic_checkpoints, spare)
     return record, snapshot

@@ -196,7 +196,7 @@ class Operations:
     # --------------------------------------------------------------------------------------------------------------- captures
 
     async def checkpoint(
-        self, owner: Owner, at: Record, reason: SnapshotReason, name: str | None = None
+        self, owner: Owner, at: Record, reason: SnapshotReason, name: str | None = None, by: str | None = None
     ) -> tuple[Record, Snapshot]:
         """A snapshot of a running workspace, which goes on."""
         snapshot_id = self._tools.mint_snapshot()
@@ -212,7 +212,7 @@ class Operations:
                 await self._losses.settle(owner, at, Event.MACHINE_LOST, f"Lost during a checkpoint: {error.message}")
             raise
         crashpoint(CrashPoint.CAPTURE_REPORTED)
-        record, snapshot = await commit_capture(self._tools, at, facts, Event.CHECKPOINTED)
+        record, snapshot = await commit_capture(self._tools, at, facts, Event.CHECKPOINTED, by=by)
         crashpoint(CrashPoint.CAPTURE_COMMITTED)
         owner.captured(record)
         return record, snapshot

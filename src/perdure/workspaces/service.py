@@ -189,7 +189,7 @@ class WorkspaceService:
     async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
         record = await self._find_here(ctx, ref)
         async with self._within(record, deadline_s):
-            record, _ = await self._awake(self._upkeep.owner(record.id), record)
+            record, _ = await self._awake(ctx, self._upkeep.owner(record.id), record)
         return self._upkeep.shown(record), _reported(record)
 
     @asynccontextmanager
@@ -208,7 +208,7 @@ class WorkspaceService:
         """The guest of the awake workspace. One that went to sleep or was lost between its wake and our turn is woken again."""
         report: ResumeReport | None = None
         while True:
-            record, woken = await self._awake(owner, seen)
+            record, woken = await self._awake(ctx, owner, seen)
             report = woken or report
             with suppress(NotFound, StaleGeneration):
                 return Awake(record.workspace, self._tools.node(record).guest(record.id, record.generation), report)
@@ -228,15 +228,16 @@ class WorkspaceService:
                 hint="Try again.",
             ) from None
 
-    async def _awake(self, owner: Owner, seen: Record) -> tuple[Record, ResumeReport | None]:
-        """The awake workspace; the report too when this call waited for its wake. One wake serves all callers."""
+    async def _awake(self, ctx: Context, owner: Owner, seen: Record) -> tuple[Record, ResumeReport | None]:
+        """The awake workspace; the report too when this call waited for its wake. One wake serves all callers, and its entry in
+        the thread names the first."""
         self._upkeep.check_open()
         if owner.live is not None:
             return owner.live.record, None
         if owner.callers >= CALLERS_LIMIT:
             raise Busy(f"Too many callers wait for this workspace to wake (limit {CALLERS_LIMIT}).")
         if owner.waking is None:
-            owner.waking = asyncio.create_task(owner.run(partial(self._wake_job, owner, seen), urgent=True))
+            owner.waking = asyncio.create_task(owner.run(partial(self._wake_job, owner, seen, ctx.principal), urgent=True))
             owner.waking.add_done_callback(partial(_woken, owner))
         owner.callers += 1
         try:
@@ -245,12 +246,13 @@ class WorkspaceService:
             owner.callers -= 1
         return record, record.report
 
-    async def _wake_job(self, owner: Owner, seen: Record) -> Record:
+    async def _wake_job(self, owner: Owner, seen: Record, by: str) -> Record:
         if owner.live is not None:
             return owner.live.record
+        change = Change(body={"by": by})
         if seen.state is WorkspaceState.HIBERNATED:
             try:
-                return await self._operations.wake(owner, seen, Event.WAKE, await self._operations.plan_wake(seen))
+                return await self._operations.wake(owner, seen, Event.WAKE, await self._operations.plan_wake(seen), change)
             except StaleGeneration:
                 pass  # it moved on between the caller's read and our turn: look again
         at = await self._upkeep.current(owner)
@@ -258,7 +260,7 @@ class WorkspaceService:
             return owner.live.record
         if at.state is WorkspaceState.FAILED:
             raise await self._integrity.failure(at)
-        return await self._operations.wake(owner, at, Event.WAKE, await self._operations.plan_wake(at))
+        return await self._operations.wake(owner, at, Event.WAKE, await self._operations.plan_wake(at), change)
 
     # ---------------------------------------------------------------------------------------------------------------- captures
 
@@ -281,15 +283,15 @@ class WorkspaceService:
             checks.check_snapshot_name(name)
         async with self.awake(ctx, ref) as awake:
             owner = self._upkeep.owner(awake.workspace.id)
-            snapshot = await owner.run(partial(self._checkpoint_job, owner, SnapshotReason.REQUESTED, name))
+            snapshot = await owner.run(partial(self._checkpoint_job, owner, name, ctx.principal))
         self._upkeep.clean_soon()
         return snapshot
 
-    async def _checkpoint_job(self, owner: Owner, reason: SnapshotReason, name: str | None) -> Snapshot:
+    async def _checkpoint_job(self, owner: Owner, name: str | None, by: str) -> Snapshot:
         at = await self._upkeep.current(owner)
         if owner.live is None:
             raise Unavailable(f"Workspace {at.workspace.name!r} went to sleep before its turn came.", hint="Try again.")
-        _, snapshot = await self._operations.checkpoint(owner, at, reason, name)
+        _, snapshot = await self._operations.checkpoint(owner, at, SnapshotReason.REQUESTED, name, by)
         return snapshot
 
     # ---------------------------------------------------------------------------------------------------------------- branches
@@ -351,7 +353,7 @@ class WorkspaceService:
 
         async def job() -> Record:
             at = await self._upkeep.current(owner)
-            resized = await self._store.resize(at, disk_gib)
+            resized = await self._store.resize(at, disk_gib, ctx.principal)
             if resized is None:
                 raise InvalidRequest(
                     f"The disk of {at.workspace.name!r} has {at.workspace.disk_gib} GiB and can only grow.",
@@ -367,10 +369,10 @@ class WorkspaceService:
         self._upkeep.check_open()
         record = await self._find_here(ctx, ref)
         owner = self._upkeep.owner(record.id)
-        record = await owner.run(partial(self._recover_job, owner, how))
+        record = await owner.run(partial(self._recover_job, owner, how, ctx.principal))
         return record.workspace, _reported(record)
 
-    async def _recover_job(self, owner: Owner, how: Recovery) -> Record:
+    async def _recover_job(self, owner: Owner, how: Recovery, by: str) -> Record:
         at = await self._upkeep.current(owner)
         if at.state not in RECOVERABLE:
             raise Conflict(
@@ -380,12 +382,12 @@ class WorkspaceService:
         # Nothing of the failed machine may be left: its newer disk is kept as a branch before another machine starts.
         at = await self._losses.settle(owner, at, Event.SALVAGED, at.workspace.state_detail)
         if how is Recovery.REWIND:
-            return await self._branches.recover_before(owner, at)
+            return await self._branches.recover_before(owner, at, by)
         if how is Recovery.RETRY:
             plan = await self._operations.plan_wake(at)
         else:
             plan = await self._operations.plan_disk_boot(at, "requested", checked=how is Recovery.DISK_BOOT)
-        return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value}))
+        return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value, "by": by}))
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
         checks.check_keep_awake(seconds)
@@ -393,7 +395,7 @@ class WorkspaceService:
         owner = self._upkeep.owner(record.id)
 
         async def job() -> Record:
-            at = await self._store.keep_awake(await self._upkeep.current(owner), seconds)
+            at = await self._store.keep_awake(await self._upkeep.current(owner), seconds, ctx.principal)
             owner.keep_awake(at, seconds)
             return at
 

@@ -247,14 +247,14 @@ class WorkspaceStore:
         since: datetime = at.workspace.state_changed_at if row is None else row["at"]
         return since
 
-    async def resize(self, at: Record, disk_gib: int, tx: Transaction | None = None) -> Record | None:
+    async def resize(self, at: Record, disk_gib: int, by: str, tx: Transaction | None = None) -> Record | None:
         """None when that would shrink the disk."""
-        body = canonical({"disk_gib": disk_gib, "was": at.workspace.disk_gib})
+        body = canonical({"disk_gib": disk_gib, "was": at.workspace.disk_gib, "by": by})
         row = await (tx or self.database).one("workspaces.resize", id=at.id, disk_gib=disk_gib, body=body)
         return rows.record(row) if row else None
 
-    async def keep_awake(self, at: Record, seconds: float) -> Record:
-        body = canonical({"seconds": seconds})
+    async def keep_awake(self, at: Record, seconds: float, by: str) -> Record:
+        body = canonical({"seconds": seconds, "by": by})
         row = await self.database.one("workspaces.keep_awake", id=at.id, seconds=seconds, body=body)
         return rows.record(self._unless_stale(at, row))
 
