@@ -22,9 +22,10 @@ from typing import Any
 import structlog
 
 from perdure import fitness, saving
+from perdure.access.service import AccessService
 from perdure.api.guest import create_guest_app
 from perdure.api.handles import PURPOSE, Handles
-from perdure.api.keys import ensure_key_file, single_key
+from perdure.api.keys import ensure_key_file
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
 from perdure.backup.restore import check_finished
@@ -151,7 +152,6 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(_database(settings))
         control = await stack.enter_async_context(_control_plane(settings, clock, database, ending))
-        key = ensure_key_file(settings.api_key_file)
         services = Services(
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
@@ -159,7 +159,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             metering=Metering(database),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             foresee_egress=control.dialer.foresee,
-            authenticate=single_key(key),
+            access=AccessService(database, clock, ensure_key_file(settings.api_key_file)),
             settings=settings,
             clock=clock,
         )

@@ -7,20 +7,26 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
+from perdure.access.model import Access
+from perdure.access.service import AccessService
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
+from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
-from tests.fakes.workspaces import FakeImages, FakeWorkspaces, fake_services
+from perdure.db.database import Database
+from tests.fakes.workspaces import KEY, FakeImages, FakeWorkspaces, fake_services
 
 Result = TypeVar("Result")
 DEADLINE_S = 60
 
 
 class FakeServer:
-    """``with FakeServer(settings) as server``: serves until the block ends. ``workspaces`` may be looked at and changed."""
+    """``with FakeServer(settings) as server``: serves until the block ends. ``workspaces`` may be looked at and changed.
+    With ``database_url`` it has real tenants and keys."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, database_url: str | None = None) -> None:
         self.settings = settings
+        self._database = None if database_url is None else Database(database_url)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.services: Services
@@ -70,11 +76,18 @@ class FakeServer:
 
         async def begin() -> None:
             if not hasattr(self, "services"):
-                self.services, self.workspaces = fake_services(self.settings)
+                self.services, self.workspaces = fake_services(self.settings, await self._access())
             self._server = ApiServer(self.services)
             await self._server.start()
 
         self.run(begin)
+
+    async def _access(self) -> Access | None:
+        """The real one, where there is a database for it."""
+        if self._database is None:
+            return None
+        await self._database.open()
+        return AccessService(self._database, SystemClock(), KEY)
 
     def stop(self) -> None:
         async def end() -> None:
@@ -87,6 +100,8 @@ class FakeServer:
         self.stop()
 
         async def cancel() -> None:
+            if self._database is not None:
+                await self._database.close()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 

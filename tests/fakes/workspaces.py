@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from perdure.api.keys import single_key
+from perdure.access.model import Access
 from perdure.api.services import Services
 from perdure.core import ids
 from perdure.core.clock import SystemClock
@@ -52,6 +52,7 @@ from perdure.workspaces.model import (
     WorkspaceKind,
     WorkspaceState,
 )
+from tests.fakes.access import FakeAccess
 from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering
@@ -486,12 +487,12 @@ async def _doctor() -> public.DoctorReport:
     return public.DoctorReport(ok=True, isolation=Isolation.VM_EMULATED, checks=checks)
 
 
-def fake_services(settings: Settings) -> tuple[Services, FakeWorkspaces]:
-    """Services whose key is ``KEY``."""
+def fake_services(settings: Settings, access: Access | None = None) -> tuple[Services, FakeWorkspaces]:
+    """Services whose operator's key is ``KEY``."""
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
-    parts = (workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, single_key(KEY))
-    return Services(*parts, settings, SystemClock()), workspaces
+    rest = (access or FakeAccess(KEY), settings, SystemClock())
+    return Services(workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, *rest), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse
 
 import perdure
 from perdure.api import errors
-from perdure.api.deps import Call
-from perdure.api.routes import backups, execs, files, images, integrity, lineage, server, tenants, tunnels, usage, workspaces
+from perdure.api.deps import Call, admit
+from perdure.api.routes import backups, execs, files, images, integrity, keys, lineage, server, tenants, tunnels, usage, workspaces
 from perdure.api.services import Services
 from perdure.wire import public
 
@@ -34,8 +34,8 @@ def create_app(services: Services) -> FastAPI:
     app.state.closing = asyncio.Event()
     app.state.exec_handles = {}
     errors.install(app)
-    v1 = APIRouter(prefix="/v1", responses=ERRORS)
-    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, backups, tenants, usage):
+    v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
+    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, backups, tenants, keys, usage):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

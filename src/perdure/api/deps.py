@@ -11,7 +11,8 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
-from perdure.api import render
+from perdure.access.model import Principal
+from perdure.api import policy, render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
 from perdure.core.errors import Unauthenticated
@@ -21,17 +22,23 @@ from perdure.wire.paths import guest_path
 from perdure.workspaces.model import Awake, Context, Workspaces
 
 
-def _context(connection: HTTPConnection) -> Context:
+def _caller(connection: HTTPConnection) -> Caller:
     caller = connection.scope.get(CALLER)
     if not isinstance(caller, Caller):  # fail closed: an application without a guard in front serves nobody
         raise Unauthenticated("This listener is not guarded, so it answers nobody.")
-    return Context(principal=caller.principal, request_id=caller.request_id)
+    return caller
+
+
+def admit(connection: HTTPConnection) -> None:
+    """Before anything else of a route: whether the caller's key is good for it."""
+    policy.check(_caller(connection).principal, getattr(connection.scope.get("route"), "name", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """One request: who calls, what serves it, and when it has to end."""
 
+    caller: Principal
     ctx: Context
     services: Services
     closing: asyncio.Event  # set when the server stops: streams end with an error that says so
@@ -47,8 +54,10 @@ class Bundle:
 
 
 def _bundle(connection: HTTPConnection) -> Bundle:
-    state = connection.app.state
-    return Bundle(_context(connection), state.services, state.closing, state.exec_handles, connection)
+    state, caller = connection.app.state, _caller(connection)
+    principal = caller.principal
+    ctx = Context(principal.name, caller.request_id, principal.tenant_id)
+    return Bundle(principal, ctx, state.services, state.closing, state.exec_handles, connection)
 
 
 Call = Annotated[Bundle, Depends(_bundle)]

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, Unavailable
 from perdure.wire import public
@@ -58,14 +59,18 @@ def validation_sentence(errors: Sequence[Any]) -> str:
     return f"The request is not valid: {where + ': ' if where else ''}{what[:1].lower()}{what[1:]}{more}."
 
 
+async def _on_perdure(connection: Request | WebSocket, error: Exception) -> Any:
+    assert isinstance(error, PerdureError)
+    if error.internal:
+        log.warning("%s: %s (%s)", error.code, error.message, error.internal)
+    response = error_response(error)
+    if isinstance(connection, WebSocket):  # refused before the route had it, so it is not open yet
+        return await connection.send_denial_response(response)
+    return response
+
+
 def install(app: FastAPI) -> None:
     """Register the handlers."""
-
-    async def on_perdure(_: Request, error: Exception) -> Response:
-        assert isinstance(error, PerdureError)
-        if error.internal:
-            log.warning("%s: %s (%s)", error.code, error.message, error.internal)
-        return error_response(error)
 
     async def on_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -89,7 +94,7 @@ def install(app: FastAPI) -> None:
         caller = request.scope.get("perdure.caller")
         return JSONResponse({"error": internal_error(getattr(caller, "request_id", "")).model_dump()}, status_code=500)
 
-    app.add_exception_handler(PerdureError, on_perdure)
+    app.add_exception_handler(PerdureError, _on_perdure)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_disconnect)

@@ -1,9 +1,9 @@
 """Who may speak, decided per listener before a route is even looked up.
 
-``SocketGuard`` stands before a Unix socket with mode 0600: the file system has checked the caller. ``TcpGuard`` stands before
-TCP: a Bearer key is always needed, ``Host`` must be a name this server was given (else a web page could reach it by rebinding its
-own DNS name to loopback), and an ``Origin``, which only browsers send, must be such a name too. Without one of the guards in
-front the application answers nobody.
+``SocketGuard`` stands before a Unix socket with mode 0600: the file system has checked the caller, who is an admin of the default
+tenant. ``TcpGuard`` stands before TCP: a Bearer key is always needed, ``Host`` must be a name this server was given (else a web
+page could reach it by rebinding its own DNS name to loopback), and an ``Origin``, which only browsers send, must be such a name
+too. Without one of the guards in front the application answers nobody. What a caller may do is asked per route (``policy``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.access.model import LOCAL, Principal
 from perdure.api.errors import error_response
 from perdure.api.services import Services
 from perdure.core import ids
@@ -39,7 +40,7 @@ class BodyTooLarge(InvalidRequest):
 class Caller:
     """Set in the ASGI scope by a guard."""
 
-    principal: str
+    principal: Principal
     request_id: RequestId
 
 
@@ -51,7 +52,7 @@ class SocketGuard:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _forward(self._app, self._clock, "local", scope, receive, send)
+        await _forward(self._app, self._clock, LOCAL, scope, receive, send)
 
 
 class TcpGuard:
@@ -64,16 +65,17 @@ class TcpGuard:
         self._hosts = LOOPBACK_NAMES | {name.lower().strip("[]") for name in (settings.listen_host, *settings.allowed_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal = ""
-        if scope["type"] != "lifespan":
-            try:
-                principal = self._admit(Headers(scope=scope))
-            except PerdureError as error:
-                await refuse(error, scope, receive, send)
-                return
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            principal = await self._admit(Headers(scope=scope))
+        except PerdureError as error:
+            await refuse(error, scope, receive, send)
+            return
         await _forward(self._app, self._services.clock, principal, scope, receive, send)
 
-    def _admit(self, headers: Headers) -> str:
+    async def _admit(self, headers: Headers) -> Principal:
         host = headers.get("host", "")
         if _name(f"//{host}") not in self._hosts:
             raise Forbidden(
@@ -86,9 +88,9 @@ class TcpGuard:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthenticated("The request carries no API key.")
-        principal = self._services.authenticate(key.strip())
+        principal = await self._services.access.authenticate(key.strip())
         if principal is None:
-            raise Unauthenticated("The API key is not known to this server.")
+            raise Unauthenticated("The API key is not known to this server, or no longer.")
         return principal
 
 
@@ -99,7 +101,7 @@ def _name(url: str) -> str | None:
         return None
 
 
-async def _forward(app: ASGIApp, clock: Clock, principal: str, scope: Scope, receive: Receive, send: Send) -> None:
+async def _forward(app: ASGIApp, clock: Clock, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await app(scope, receive, send)
         return

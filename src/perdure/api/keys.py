@@ -1,16 +1,12 @@
-"""The single-operator key: made at first start, kept in a 0600 file that CLI and SDK on this machine find."""
+"""The operator's key: made at first start, kept in a 0600 file that CLI and SDK on this machine find."""
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
-from collections.abc import Callable
 from pathlib import Path
 
+from perdure.access.service import new_secret
 from perdure.core.errors import HostUnfit
-
-KEY_PREFIX = "pdk_"
 
 
 def ensure_key_file(path: Path) -> str:
@@ -20,7 +16,7 @@ def ensure_key_file(path: Path) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read(path)
-    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    key = new_secret()
     with os.fdopen(descriptor, "w") as file:
         file.write(key + "\n")
         file.flush()
@@ -36,13 +32,3 @@ def _read(path: Path) -> str:
         path.unlink()
         return ensure_key_file(path)
     return key
-
-
-def single_key(key: str, principal: str = "operator") -> Callable[[str], str | None]:
-    """An ``authenticate`` that knows one key."""
-    expected = key.encode()
-
-    def authenticate(given: str) -> str | None:
-        return principal if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected) else None
-
-    return authenticate

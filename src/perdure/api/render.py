@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 from dataclasses import asdict
 
+from perdure.access.model import Key, Tenant
 from perdure.api.errors import error_info
 from perdure.core.errors import PerdureError
 from perdure.core.ids import TenantId
+from perdure.core.scopes import KeyScope
 from perdure.metering.usage import Amounts, Usage, total
 from perdure.wire import node, public
 from perdure.workspaces import model
@@ -272,3 +274,24 @@ def _usage_row(tenant_id: TenantId, of: Usage | None, amounts: Amounts) -> publi
     times = {f"{phase}_s": values.pop(phase).total_seconds() for phase in ("awake", "paused", "asleep")}
     whose = {"workspace_id": of.workspace_id, "name": of.name, "state": of.state} if of else {}
     return public.UsageRow(tenant_id=tenant_id, **{"workspace_id": None, "name": None, "state": None, **whose}, **times, **values)
+
+
+def key(value: Key) -> public.KeyInfo:
+    return public.KeyInfo(
+        id=value.id,
+        tenant_id=value.tenant_id,
+        name=value.name,
+        prefix=value.prefix,
+        scopes=[scope for scope in KeyScope if scope in value.scopes],
+        state=value.state,
+        created_at=value.created_at,
+        created_by=value.created_by,
+        expires_at=value.expires_at,
+        last_used_at=value.last_used_at,
+        revoked_at=value.revoked_at,
+        revoked_by=value.revoked_by,
+    )
+
+
+def tenant(value: Tenant) -> public.TenantInfo:
+    return public.TenantInfo(id=value.id, name=value.name, created_at=value.created_at, created_by=value.created_by)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from perdure.access.model import Access
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
 from perdure.core.ids import TenantId
@@ -55,8 +56,7 @@ class Metering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``authenticate`` maps an API key to its principal, None for one that is not known; it compares in constant time.
-    ``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why."""
+    """``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why."""
 
     workspaces: Workspaces
     images: Images
@@ -64,6 +64,6 @@ class Services:
     metering: Metering
     doctor: Callable[[], Awaitable[public.DoctorReport]]
     foresee_egress: Callable[[Iterable[str]], Awaitable[list[str]]]
-    authenticate: Callable[[str], str | None]
+    access: Access
     settings: Settings
     clock: Clock

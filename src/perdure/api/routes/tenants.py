@@ -1,9 +1,10 @@
-"""Tenants. Whoever may call this API at all is the operator."""
+"""Tenants, for the operator."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
+from perdure.api import render
 from perdure.api.deps import Call
 from perdure.core.ids import TenantId
 from perdure.wire import public
@@ -11,10 +12,25 @@ from perdure.wire import public
 router = APIRouter(prefix="/tenants", tags=["tenants"])
 
 
+@router.post("", status_code=201)
+async def create_tenant(body: public.CreateTenant, call: Call) -> public.TenantInfo:
+    """Make a tenant. It has no keys yet."""
+    return render.tenant(await call.services.access.create_tenant(call.caller, body.name))
+
+
+@router.get("")
+async def list_tenants(call: Call) -> public.TenantList:
+    """Oldest first."""
+    return public.TenantList(tenants=[render.tenant(one) for one in await call.services.access.tenants()])
+
+
 @router.post("/{tenant}/shred")
 async def shred_tenant(tenant: str, body: public.ShredTenant, call: Call) -> public.ShreddedTenantInfo:
-    """Throw away the key of a tenant: what it has in the object store can never be read again. Repeating it is fine."""
-    done = await call.workspaces.shred_tenant(call.ctx, TenantId(tenant), with_workspaces=body.delete_workspaces)
+    """Throw away the key of a tenant: what it has in the object store can never be read again. By id or
+    name; repeating it is fine."""
+    found = await call.services.access.find_tenant(tenant)
+    tenant_id = TenantId(tenant) if found is None else found.id
+    done = await call.workspaces.shred_tenant(call.ctx, tenant_id, with_workspaces=body.delete_workspaces)
     return public.ShreddedTenantInfo(
         tenant=done.tenant_id, asked_at=done.asked_at, deleted=list(done.deleted), left=list(done.left)
     )

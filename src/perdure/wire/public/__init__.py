@@ -53,6 +53,7 @@ from perdure.wire.public.integrity import (
     VerifyEvent,
     VerifySnapshots,
 )
+from perdure.wire.public.keys import CreatedKey, CreateKey, KeyInfo, KeyList
 from perdure.wire.public.lineage import (
     ConfigureWorkspace,
     NameSnapshot,
@@ -65,7 +66,7 @@ from perdure.wire.public.server import (
     DoctorReport,
     Health,
 )
-from perdure.wire.public.tenants import ShreddedTenantInfo, ShredTenant
+from perdure.wire.public.tenants import CreateTenant, ShreddedTenantInfo, ShredTenant, TenantInfo, TenantList
 from perdure.wire.public.usage import (
     UsageAmounts,
     UsageBy,
@@ -128,8 +129,11 @@ __all__ = [
     "CheckpointWorkspace",
     "ConfigureWorkspace",
     "ConfinementInfo",
+    "CreateKey",
+    "CreateTenant",
     "CreateWorkspace",
     "CreatedAnswer",
+    "CreatedKey",
     "DamageInfo",
     "DoctorCheck",
     "DoctorReport",
@@ -153,6 +157,8 @@ __all__ = [
     "ImageInfo",
     "ImageList",
     "KeepAwake",
+    "KeyInfo",
+    "KeyList",
     "LeftOutInfo",
     "Log",
     "LogEntry",
@@ -176,6 +182,8 @@ __all__ = [
     "SnapshotPlace",
     "StartExec",
     "StdinWritten",
+    "TenantInfo",
+    "TenantList",
     "Text",
     "TreeNode",
     "TrialInfo",

@@ -6,7 +6,22 @@ from datetime import datetime
 
 from pydantic import Field
 
-from perdure.wire.public.common import Answer, Body
+from perdure.wire.public.common import Answer, Body, Text
+
+
+class CreateTenant(Body):
+    name: Text
+
+
+class TenantInfo(Answer):
+    id: str
+    name: str
+    created_at: datetime
+    created_by: str
+
+
+class TenantList(Answer):
+    tenants: list[TenantInfo]
 
 
 class ShredTenant(Body):

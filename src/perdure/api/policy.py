@@ -1,0 +1,105 @@
+"""What each route needs, in one place. A route that is not named here is open to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perdure.access.model import Principal
+from perdure.core.errors import Forbidden, MissingScope
+from perdure.core.ids import DEFAULT_TENANT
+from perdure.core.scopes import KeyScope
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """``of_server``: what it does concerns all tenants, so only the operator may."""
+
+    scope: KeyScope
+    of_server: bool = False
+
+
+READ = Need(KeyScope.READ)
+INVOKE = Need(KeyScope.INVOKE)
+OPERATE = Need(KeyScope.OPERATE)
+ADMIN = Need(KeyScope.ADMIN)
+OPERATOR = Need(KeyScope.ADMIN, of_server=True)
+
+#: By the route's name, which is the operation's id in the OpenAPI document. Whatever may wake a workspace needs ``invoke``.
+NEEDS: Mapping[str, Need] = {
+    "openapi": READ,
+    "health": READ,
+    "doctor": OPERATOR,  # it says how the host is made
+    "list_images": READ,
+    "get_image": READ,
+    "build_image": OPERATOR,  # images are the node's, for all tenants
+    "remove_image": OPERATOR,
+    "prune_images": OPERATOR,
+    "make_backup": OPERATOR,
+    "create_tenant": OPERATOR,
+    "list_tenants": OPERATOR,
+    "shred_tenant": OPERATOR,
+    "create_key": ADMIN,
+    "list_keys": ADMIN,
+    "revoke_key": ADMIN,
+    "create_workspace": OPERATE,
+    "list_workspaces": READ,
+    "get_workspace": READ,
+    "delete_workspace": OPERATE,
+    "configure_workspace": OPERATE,
+    "wake_workspace": INVOKE,
+    "sleep_workspace": OPERATE,
+    "checkpoint_workspace": OPERATE,
+    "fork_workspace": OPERATE,
+    "rewind_workspace": OPERATE,
+    "promote_branch": OPERATE,
+    "discard_branch": OPERATE,
+    "workspace_tree": READ,
+    "resize_workspace": OPERATE,
+    "recover_workspace": OPERATE,
+    "keep_awake": INVOKE,
+    "resume_report": READ,
+    "workspace_log": READ,
+    "list_snapshots": READ,
+    "name_snapshot": OPERATE,
+    "push_snapshot": OPERATE,
+    "remove_snapshot": OPERATE,
+    "verify_snapshots": OPERATE,  # it reads everything, and may start machines
+    "start_exec": INVOKE,
+    "list_execs": INVOKE,
+    "get_exec": INVOKE,
+    "follow_exec": INVOKE,
+    "write_stdin": INVOKE,
+    "signal_exec": INVOKE,
+    "kill_exec": INVOKE,
+    "read_file": INVOKE,
+    "write_file": INVOKE,
+    "stat_file": INVOKE,
+    "list_dir": INVOKE,
+    "make_dir": INVOKE,
+    "rename": INVOKE,
+    "remove": INVOKE,
+    "tunnel": INVOKE,
+}
+
+
+def check(caller: Principal, route: str) -> None:
+    """Raises MissingScope for a caller whose key is for less than the route needs."""
+    need = NEEDS.get(route)
+    if need is None:
+        raise Forbidden(f"Nobody has said what a key needs for {route!r}; this is a defect in Perdure.")
+    if not caller.may(need.scope):
+        has = ", ".join(sorted(caller.scopes))
+        error = MissingScope(
+            f"This needs the scope {need.scope.value!r}; the API key has {has!r}.",
+            hint=f"Use a key that has it, or let an admin make one: perdure key create NAME --scope {need.scope.value}.",
+        )
+        error.details = {"needs": need.scope.value, "has": has}
+        raise error
+    if need.of_server and not caller.is_operator:
+        error = MissingScope(
+            "This concerns the whole server, so only an admin of the default tenant may do it.",
+            hint="Ask whoever runs the server.",
+        )
+        error.details = {"needs": need.scope.value, "tenant": DEFAULT_TENANT}
+        raise error

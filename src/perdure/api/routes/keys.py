@@ -1,0 +1,35 @@
+"""API keys of a tenant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from perdure.access.model import NewKey
+from perdure.api import render
+from perdure.api.deps import Call
+from perdure.wire import public
+
+router = APIRouter(prefix="/keys", tags=["keys"])
+OfTenant = Annotated[str | None, Query(description="Another tenant's, by id or name; for the operator only.")]
+
+
+@router.post("", status_code=201)
+async def create_key(body: public.CreateKey, call: Call) -> public.CreatedKey:
+    """Make a key. No other answer ever has its secret, and the server keeps a hash only."""
+    new = NewKey(body.name, frozenset(body.scopes), body.expires_s, body.tenant)
+    key, secret = await call.services.access.create_key(call.caller, new)
+    return public.CreatedKey(key=render.key(key), secret=secret)
+
+
+@router.get("")
+async def list_keys(call: Call, tenant: OfTenant = None) -> public.KeyList:
+    """All keys of the tenant there ever were, newest last. The one in the server's key file is not among them."""
+    return public.KeyList(keys=[render.key(key) for key in await call.services.access.keys(call.caller, tenant)])
+
+
+@router.post("/{ref}/revoke")
+async def revoke_key(ref: str, call: Call, tenant: OfTenant = None) -> public.KeyInfo:
+    """By id or name. What begins after this answer is refused; what is under way ends as it would have."""
+    return render.key(await call.services.access.revoke(call.caller, ref, tenant))

@@ -1,0 +1,67 @@
+"""The real HTTP server, service, keys and database over a fake node, in the test's own loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from perdure.access.model import OPERATOR, NewKey
+from perdure.access.service import AccessService
+from perdure.api.server import ApiServer
+from perdure.core.config import Settings
+from perdure.core.scopes import KeyScope
+from tests.fakes.control_plane import ControlPlane, control_plane
+from tests.fakes.workspaces import KEY, fake_services
+
+OPENAPI = Path(__file__).parents[3] / "docs/openapi.json"
+#: Method and path by the route's name: all that are in the document, and one that is not.
+ROUTES: dict[str, tuple[str, str]] = {
+    operation["operationId"]: (method.upper(), path)
+    for path, item in json.loads(OPENAPI.read_text())["paths"].items()
+    for method, operation in item.items()
+} | {"openapi": ("GET", "/v1/openapi.json")}
+
+
+@dataclass
+class Stage:
+    plane: ControlPlane
+    access: AccessService
+    http: httpx2.AsyncClient
+
+    async def tenant(self, name: str) -> str:
+        return (await self.access.create_tenant(OPERATOR, name)).id
+
+    async def key(self, *scopes: str, tenant: str | None = None, name: str | None = None) -> str:
+        """A new key's secret."""
+        chosen = frozenset(KeyScope(scope) for scope in scopes)
+        count = len(await self.access.keys(OPERATOR, tenant))
+        _, secret = await self.access.create_key(OPERATOR, NewKey(name or f"key-{count}", chosen, tenant=tenant))
+        return secret
+
+    async def ask(self, secret: str, method: str, path: str, **options: Any) -> httpx2.Response:
+        return await self.http.request(method, path, headers={"authorization": f"Bearer {secret}"}, **options)
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
+    settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None)
+    try:
+        async with control_plane(settings=settings) as plane:
+            access = AccessService(plane.database, plane.clock, KEY)
+            services = replace(fake_services(settings, access)[0], workspaces=plane.service)
+            server = ApiServer(services)
+            await server.start()
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+                yield Stage(plane, access, http)
+            await server.stop()
+    finally:
+        shutil.rmtree(home)
