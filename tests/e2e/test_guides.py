@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
 
 
+def _free_port() -> int:
+    """A guide that speaks TCP must know the port before there is a server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture
 def environment(home: Path, images_dir: Path, base_image: Path) -> Iterator[dict[str, str]]:
     """What a reader's shell has, with a home of its own; a server that a failed guide leaves is stopped."""
@@ -25,7 +33,7 @@ def environment(home: Path, images_dir: Path, base_image: Path) -> Iterator[dict
         "HOME": os.environ.get("HOME", "/"),
         "PERDURE_HOME": str(home),
         "PERDURE_IMAGE_DIR": str(images_dir),
-        "PERDURE_LISTEN_PORT": "0",
+        "PERDURE_LISTEN_PORT": str(_free_port()),
         "NO_COLOR": "1",
         "COLUMNS": "200",
         "LANG": "C.UTF-8",

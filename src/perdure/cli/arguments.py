@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 #: Options of ``exec`` that take a value.
 EXEC_VALUES = frozenset({"--cwd", "--user", "-u", "--env", "-e", "--timeout", "--run-limit", "--idle-limit", "--attach"})
-PLURALS: Mapping[str, str] = {"images": "image", "snapshots": "snapshot", "branches": "branch", "list": "ls"}
+PLURALS: Mapping[str, str] = {
+    "images": "image",
+    "snapshots": "snapshot",
+    "branches": "branch",
+    "keys": "key",
+    "tenants": "tenant",
+    "list": "ls",
+}
 
 
 def prepare(argv: Sequence[str]) -> list[str]:

@@ -141,7 +141,14 @@ IMAGE = (
         "Remove old images: those that no name points to any more and no workspace of this server uses.",
     ),
 )
+KEY = (
+    Entry("create", "keys:create", "Make an API key and print its secret, this once."),
+    Entry("ls", "keys:ls", "List API keys. Revoked and expired ones with --all."),
+    Entry("revoke", "keys:revoke", "Revoke API keys. What begins after that is refused; this cannot be undone."),
+)
 TENANT = (
+    Entry("create", "tenants:create", "Make a tenant."),
+    Entry("ls", "tenants:ls", "List tenants."),
     Entry(
         "shred",
         "tenants:shred",
@@ -153,7 +160,8 @@ GROUPS = (
     ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
     ("branch", "Branches of a workspace.", BRANCH),
     ("image", "Images that workspaces start from.", IMAGE),
-    ("tenant", "Tenants of the server.", TENANT),
+    ("key", "API keys of a tenant.", KEY),
+    ("tenant", "Tenants of the server: nobody sees another one's workspaces.", TENANT),
 )
 
 

@@ -1,4 +1,4 @@
-"""``perdure tenant``: what is done to a tenant as a whole."""
+"""``perdure tenant``: who owns workspaces, and what is done to all that one owns."""
 
 from __future__ import annotations
 
@@ -7,14 +7,43 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, dump, markup, note, say, wants_json
+from perdure.cli.output import JsonFlag, ago, dump, markup, note, say, table, wants_json
 from perdure.core.errors import InvalidRequest
 from perdure.sdk import Client
 
 
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and dashes.", show_default=False)],
+    json: JsonFlag = False,
+) -> None:
+    """Make a tenant.
+
+    It has no keys yet: 'perdure key create NAME --scope admin --tenant TENANT' makes the first.
+    """
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        made = client.create_tenant(name)
+    if as_json:
+        dump(made)
+        return
+    say(f"[bold]{markup(made.name)}[/] is tenant {made.id}")
+
+
+def ls(ctx: typer.Context, json: JsonFlag = False) -> None:
+    """List tenants."""
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        found = client.tenants()
+    if as_json:
+        dump({"tenants": found})
+        return
+    table(("NAME", "ID", "MADE"), [(f"[bold]{markup(one.name)}[/]", one.id, ago(one.created_at)) for one in found])
+
+
 def shred(
     ctx: typer.Context,
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.", show_default=False)],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id or name.", show_default=False)],
     delete_workspaces: Annotated[
         bool, typer.Option("--delete-workspaces", help="Delete its workspaces too, with all their snapshots.")
     ] = False,

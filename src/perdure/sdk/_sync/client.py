@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -220,3 +220,33 @@ class Client:
         body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
         for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
             yield _core.image_event(line)
+
+    # -------------------------------------------------------------------------------------------------------- keys, tenants
+
+    def create_key(
+        self, name: str, scopes: Iterable[str], *, expires_s: float | None = None, tenant: str | None = None
+    ) -> public.CreatedKey:
+        """Make an API key; ``scopes`` are of admin, operate, invoke, approve and read. No other answer ever has its ``secret``.
+
+        ``tenant``: another one's, by id or name, for the operator. Raises AlreadyExists for a name in use."""
+        body = _core.checked(public.CreateKey, name=name, scopes=list(scopes), expires_s=expires_s, tenant=tenant)
+        return self.fetch(_core.post("/v1/keys", body.model_dump(mode="json")), public.CreatedKey)
+
+    def keys(self, *, tenant: str | None = None) -> list[public.KeyInfo]:
+        """All keys there ever were, newest last, without the server's own."""
+        return (self.fetch(_core.get("/v1/keys", tenant=tenant), public.KeyList)).keys
+
+    def revoke_key(self, ref: str, *, tenant: str | None = None) -> public.KeyInfo:
+        """Revoke a key by its id or name. What begins after this is refused; repeating it, by id, is fine."""
+        path = f"/v1/keys/{quote(ref, safe='')}/revoke"
+        call = Call("POST", path, _core.query_of({"tenant": tenant}), body={}, repeatable=True)
+        return self.fetch(call, public.KeyInfo)
+
+    def create_tenant(self, name: str) -> public.TenantInfo:
+        """Make a tenant. For the operator; raises AlreadyExists for a name in use."""
+        body = _core.checked(public.CreateTenant, name=name)
+        return self.fetch(_core.post("/v1/tenants", body.model_dump(mode="json")), public.TenantInfo)
+
+    def tenants(self) -> list[public.TenantInfo]:
+        """All tenants, oldest first. For the operator."""
+        return (self.fetch(_core.get("/v1/tenants"), public.TenantList)).tenants
