@@ -11,7 +11,20 @@ from fastapi.responses import JSONResponse
 import perdure
 from perdure.api import errors
 from perdure.api.deps import Call, admit
-from perdure.api.routes import backups, execs, files, images, integrity, keys, lineage, server, tenants, tunnels, usage, workspaces
+from perdure.api.routes import (
+    backups,
+    execs,
+    files,
+    images,
+    integrity,
+    keys,
+    lineage,
+    server,
+    tenants,
+    tunnels,
+    usage,
+    workspaces,
+)
 from perdure.api.services import Services
 from perdure.wire import public
 

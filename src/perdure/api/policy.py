@@ -60,6 +60,7 @@ NEEDS: Mapping[str, Need] = {
     "keep_awake": INVOKE,
     "resume_report": READ,
     "workspace_log": READ,
+    "usage": READ,
     "list_snapshots": READ,
     "name_snapshot": OPERATE,
     "push_snapshot": OPERATE,

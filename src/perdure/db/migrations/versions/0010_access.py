@@ -6,8 +6,8 @@ from alembic import op
 
 from perdure.db.migrations import run_sql
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 
 
 def upgrade() -> None:
