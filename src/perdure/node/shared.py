@@ -23,8 +23,8 @@ from perdure.core.files import stored_bytes
 from perdure.images.registry import ImageStore, described_files, file_name
 from perdure.images.verify import problem_of
 from perdure.node.secondhome import STANDSTILL_S, Starts
-from perdure.snapshots.bases import Abandoned, check_base
-from perdure.snapshots.frozen import Identity, identity_of, until_enough
+from perdure.snapshots.bases import check_base
+from perdure.snapshots.frozen import Identity, ended_by, identity_of, until_enough
 from perdure.snapshots.manifest import BaseFact, base_file
 from perdure.snapshots.store import SnapshotStore
 
@@ -122,7 +122,7 @@ class SharedFiles:
 
     async def _whole(self, file: SharedFile) -> None:
         if not self._is_read(file):
-            await until_enough(lambda enough: self._read(file, _ended_by(enough)))
+            await until_enough(lambda enough: self._read(file, ended_by(enough)))
         if problem := self._seen[file.path].problem:
             await self._damaged(file)
             raise CorruptSnapshot(problem, file=file.name, hint=_HINT)
@@ -165,7 +165,7 @@ class SharedFiles:
 
     def _paced(self, enough: Event) -> Callable[[int], None]:
         """Takes its share of the time, and stands still while workspaces are being started."""
-        ended, since = _ended_by(enough), time.perf_counter()
+        ended, since = ended_by(enough), time.perf_counter()
 
         def told(count: int) -> None:
             nonlocal since
@@ -217,11 +217,3 @@ def _identity(file: SharedFile) -> Identity:
         raise CorruptSnapshot(f"The file {file.name} is missing.", file=file.name, hint=_HINT) from error
     except OSError as error:
         raise CorruptSnapshot(f"The file {file.name} cannot be read ({error.strerror}).", file=file.name, hint=_HINT) from error
-
-
-def _ended_by(enough: Event) -> Callable[[int], None]:
-    def told(_count: int) -> None:
-        if enough.is_set():
-            raise Abandoned
-
-    return told

@@ -69,13 +69,8 @@ class FrozenLayers:
 
     def read_all(self, facts: Iterable[DiskFact], enough: threading.Event | None = None) -> None:
         """Every byte of several. Raises Abandoned as soon as it is ``enough``."""
-
-        def told(_count: int) -> None:
-            if enough is not None and enough.is_set():
-                raise Abandoned
-
         for fact in facts:
-            self.read(fact, told)
+            self.read(fact, None if enough is None else ended_by(enough))
 
     def freeze(self, disk_id: DiskId) -> DiskFact:
         """Size and checksum of a durable layer that nobody writes any more."""
@@ -108,6 +103,16 @@ class FrozenLayers:
             return identity_of(path)
         except FileNotFoundError as error:
             raise disk_layers.corrupt(path, "the file is missing") from error
+
+
+def ended_by(enough: threading.Event) -> Callable[[int], None]:
+    """For who is told of the bytes of a reading: raises Abandoned when it is ``enough``."""
+
+    def told(_count: int) -> None:
+        if enough.is_set():
+            raise Abandoned
+
+    return told
 
 
 async def until_enough(work: Callable[[threading.Event], None]) -> None:
