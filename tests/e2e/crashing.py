@@ -236,7 +236,9 @@ class Place:
         return True
 
     def log_tail(self) -> str:
-        return "\n".join((self.home / "server.log").read_text(errors="replace").splitlines()[-40:])
+        """The end of what the server said; nothing if none was started yet."""
+        log = self.home / "server.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log.exists() else ""
 
     # ---------------------------------------------------------------------------------------------------------------- crashes
 
