@@ -43,6 +43,7 @@ from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import NodeKeys, StoreCatalogue
 from perdure.fleet.placement import LocalPlacement
 from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
+from perdure.gateway.ingress import GuestPorts
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
 from perdure.images.golden import GoldenSpec
@@ -152,6 +153,8 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(_database(settings))
         control = await stack.enter_async_context(_control_plane(settings, clock, database, ending))
+        ports = GuestPorts()
+        stack.push_async_callback(ports.close)
         services = Services(
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
@@ -162,6 +165,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             access=AccessService(database, clock, ensure_key_file(settings.api_key_file)),
             settings=settings,
             clock=clock,
+            ports=ports,
         )
         server = ApiServer(services)
         await server.start()

@@ -29,6 +29,7 @@ from perdure.core.errors import (
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.gateway.addresses import IPAddress
 from perdure.gateway.egress import Dialer
+from perdure.gateway.ingress import GuestPorts
 from perdure.wire import node, public
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
@@ -491,7 +492,7 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     """Services whose operator's key is ``KEY``."""
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
-    rest = (access or FakeAccess(KEY), settings, SystemClock())
+    rest = (access or FakeAccess(KEY), settings, SystemClock(), GuestPorts())
     return Services(workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, *rest), workspaces
 
 

@@ -13,6 +13,7 @@ from perdure.core.config import Settings
 from perdure.core.ids import TenantId
 from perdure.metering.usage import Usage
 from perdure.wire import public
+from perdure.wire.node import Ports
 from perdure.workspaces.model import Context, Workspaces
 
 
@@ -56,7 +57,8 @@ class Metering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why."""
+    """``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why. ``ports`` speaks HTTP to what
+    listens in a workspace."""
 
     workspaces: Workspaces
     images: Images
@@ -67,3 +69,4 @@ class Services:
     access: Access
     settings: Settings
     clock: Clock
+    ports: Ports

@@ -21,6 +21,11 @@
     │   ├── MachineDied
     │   ├── GuestUnresponsive
     │   └── RestoreFailed
+    ├── PortFailed            a program in a workspace did not answer as HTTP; ``details`` say how far it came
+    │   ├── PortRefused       nothing listens there; nothing was sent
+    │   ├── PortClosed        it ended the connection before or within its answer
+    │   ├── PortSilent        it took longer than was waited for
+    │   └── PortMalformed     what it sent is not HTTP, or more than a head may hold
     └── CorruptData           a checksum did not hold; names the file
         └── CorruptSnapshot
 
@@ -180,6 +185,44 @@ class GuestUnresponsive(MachineFailed):
 
 class RestoreFailed(MachineFailed):
     code = "restore_failed"
+
+
+class PortFailed(PerdureError):
+    """``details``: ``phase`` is one of connecting, sending (of the request), waiting (for the answer's head), answering (in its
+    body)."""
+
+    code = "port_failed"
+    status = 502
+
+    def __init__(self, message: str, *, phase: str = "", hint: str | None = None, internal: str = "") -> None:
+        super().__init__(message, hint=hint, internal=internal)
+        if phase:
+            self.details = {"phase": phase}
+
+
+class PortRefused(PortFailed):
+    code = "port_refused"
+    retryable = True
+    default_hint = "Start the program in the workspace, and let it listen on 127.0.0.1 or on all addresses."
+
+
+class PortClosed(PortFailed):
+    code = "port_closed"
+    ambiguous = True
+    default_hint = "Look at the program's own log in the workspace; it may have done what was asked."
+
+
+class PortSilent(PortFailed):
+    code = "port_silent"
+    status = 504
+    ambiguous = True
+    default_hint = "The program may still be at it; look in the workspace."
+
+
+class PortMalformed(PortFailed):
+    code = "port_malformed"
+    ambiguous = True
+    default_hint = "The program must speak HTTP/1.1 on this port."
 
 
 class CorruptData(PerdureError):
