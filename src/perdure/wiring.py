@@ -22,9 +22,12 @@ from typing import Any
 import structlog
 
 from perdure import fitness, saving
+from perdure.access import tokens
 from perdure.access.service import AccessService
+from perdure.access.shares import ShareService
 from perdure.api.guest import create_guest_app
 from perdure.api.handles import PURPOSE, Handles
+from perdure.api.ingress.names import Domain
 from perdure.api.keys import ensure_key_file
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
@@ -85,6 +88,8 @@ def serve(settings: Settings) -> int:
         check_finished(settings.home)
         if settings.store_url is not None:
             opening.check(settings.store_url, settings.store_options)  # a mistake is told before a database is made
+        if settings.ingress_domain is not None:
+            Domain.parse(settings.ingress_domain)
         return asyncio.run(_serve(settings))
 
 
@@ -166,6 +171,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             settings=settings,
             clock=clock,
             ports=ports,
+            shares=ShareService(database, _derived(settings, tokens.PURPOSE)),
         )
         server = ApiServer(services)
         await server.start()
@@ -240,7 +246,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await lease.start()
         stack.push_async_callback(lease.close)
         workspaces = WorkspaceService(tools)
-        handles = Handles(keys.derive(keys.master_key(settings.master_key_file, settings.store_keys_dir), PURPOSE))
+        handles = Handles(_derived(settings, PURPOSE))
         guest_app.app = create_guest_app(workspaces, clock, handles)
         bring = None if node.second_home is None else node.second_home.fetch
         backups = saving.backup_service(settings, clock, database, node.snapshot_store, image_store, bring)
@@ -321,6 +327,11 @@ def _node_id(settings: Settings, clock: Clock) -> NodeId:
         files.make_dir(settings.home)
         files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
     return NodeId(path.read_text().strip())
+
+
+def _derived(settings: Settings, purpose: str) -> bytes:
+    """A key of the master key's."""
+    return keys.derive(keys.master_key(settings.master_key_file, settings.store_keys_dir), purpose)
 
 
 @contextmanager

@@ -93,6 +93,7 @@ class FakeServer:
         async def end() -> None:
             assert self._server is not None
             await self._server.stop()
+            await self.services.ports.close()
 
         self.run(end)
 

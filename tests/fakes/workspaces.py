@@ -57,6 +57,7 @@ from tests.fakes.access import FakeAccess
 from tests.fakes.backups import FakeBackups
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering
+from tests.fakes.shares import FakeShares
 from tests.fakes.tenants import FakeTenants
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
@@ -492,7 +493,8 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     """Services whose operator's key is ``KEY``."""
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
-    rest = (access or FakeAccess(KEY), settings, SystemClock(), GuestPorts())
+    shares = FakeShares(lambda: workspaces.rows, SystemClock())
+    rest = (access or FakeAccess(KEY), settings, SystemClock(), GuestPorts(), shares)
     return Services(workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, *rest), workspaces
 
 

@@ -32,6 +32,8 @@ _ADMIN = frozenset({KeyScope.ADMIN})
 #: Whoever has the key file that ``up`` wrote, and whoever can open the Unix socket.
 OPERATOR = Principal("operator", DEFAULT_TENANT, _ADMIN)
 LOCAL = Principal("local", DEFAULT_TENANT, _ADMIN)
+#: Whoever comes with a share link instead of a key: no scope, of no tenant. The link says where it may go.
+VISITOR = Principal("visitor", TenantId(""), frozenset())
 
 
 @dataclass(frozen=True, slots=True)

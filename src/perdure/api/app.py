@@ -19,6 +19,7 @@ from perdure.api.routes import (
     integrity,
     keys,
     lineage,
+    ports,
     server,
     tenants,
     tunnels,
@@ -48,7 +49,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.exec_handles = {}
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
-    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, backups, tenants, keys, usage):
+    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, ports, backups, tenants, keys, usage):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

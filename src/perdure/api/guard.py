@@ -1,9 +1,11 @@
 """Who may speak, decided per listener before a route is even looked up.
 
-``SocketGuard`` stands before a Unix socket with mode 0600: the file system has checked the caller, who is an admin of the default
-tenant. ``TcpGuard`` stands before TCP: a Bearer key is always needed, ``Host`` must be a name this server was given (else a web
-page could reach it by rebinding its own DNS name to loopback), and an ``Origin``, which only browsers send, must be such a name
-too. Without one of the guards in front the application answers nobody. What a caller may do is asked per route (``policy``).
+``SocketGuard`` stands before a Unix socket with mode 0600: the file system has checked the caller, who is an admin of the
+default tenant. ``TcpGuard`` stands before TCP: a Bearer key is always needed, ``Host`` must be a name this server was given
+(else a web page could reach it by rebinding its own DNS name to loopback), and an ``Origin``, which only browsers send, must be
+such a name too. Whoever asks for a port of a workspace with a share link needs no key, and is let in by nothing else
+(``ingress``). Without one of the guards in front the application answers nobody. What a caller may do is asked per route
+(``policy``).
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.access.model import LOCAL, Principal
+from perdure.access.model import LOCAL, VISITOR, Principal
 from perdure.api.errors import error_response
+from perdure.api.ingress.admission import is_shared
 from perdure.api.services import Services
 from perdure.core import ids
 from perdure.core.clock import Clock, epoch_ms
@@ -27,7 +30,7 @@ from perdure.wire.public import REQUEST_ID_HEADER
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Bodies that are parsed as a whole may be this large; file contents and stdin are streamed and have no limit.
 BODY_BYTES_MAX = 4 << 20
-STREAMED = re.compile(r"/v1/workspaces/[^/]+/(?:files/content|execs/[^/]+/stdin)")
+STREAMED = re.compile(r"/v1/workspaces/[^/]+/(?:files/content|execs/[^/]+/stdin|ports/[0-9]+/.*)", re.DOTALL)
 CALLER = "perdure.caller"
 
 
@@ -69,13 +72,14 @@ class TcpGuard:
             await self._app(scope, receive, send)
             return
         try:
-            principal = await self._admit(Headers(scope=scope))
+            principal = await self._admit(scope)
         except PerdureError as error:
             await refuse(error, scope, receive, send)
             return
         await _forward(self._app, self._services.clock, principal, scope, receive, send)
 
-    async def _admit(self, headers: Headers) -> Principal:
+    async def _admit(self, scope: Scope) -> Principal:
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
         if _name(f"//{host}") not in self._hosts:
             raise Forbidden(
@@ -85,13 +89,18 @@ class TcpGuard:
         origin = headers.get("origin")
         if origin is not None and _name(origin) not in self._hosts:
             raise Forbidden(f"Requests from web pages of {origin!r} are refused.", hint="Call the API from a program instead.")
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthenticated("The request carries no API key.")
-        principal = await self._services.access.authenticate(key.strip())
-        if principal is None:
-            raise Unauthenticated("The API key is not known to this server, or no longer.")
-        return principal
+        return VISITOR if is_shared(scope) else await who(self._services, headers)
+
+
+async def who(services: Services, headers: Headers) -> Principal:
+    """The principal of a request's API key. Raises Unauthenticated."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthenticated("The request carries no API key.")
+    principal = await services.access.authenticate(key.strip())
+    if principal is None:
+        raise Unauthenticated("The API key is not known to this server, or no longer.")
+    return principal
 
 
 def _name(url: str) -> str | None:
@@ -114,12 +123,18 @@ async def _forward(app: ASGIApp, clock: Clock, principal: Principal, scope: Scop
             return
         receive = _bounded(receive)
 
-    async def stamped(message: Message) -> None:
+    await app(scope, receive, stamped(send, request_id))
+
+
+def stamped(send: Send, request_id: RequestId) -> Send:
+    """``send`` with the request's id in the answer's headers."""
+
+    async def stamp(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), (REQUEST_ID_HEADER.encode(), request_id.encode())]}
         await send(message)
 
-    await app(scope, receive, stamped)
+    return stamp
 
 
 def _too_large() -> BodyTooLarge:

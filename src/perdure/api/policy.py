@@ -81,6 +81,11 @@ NEEDS: Mapping[str, Need] = {
     "rename": INVOKE,
     "remove": INVOKE,
     "tunnel": INVOKE,
+    "proxy_port": INVOKE,  # both forms, HTTP and WebSocket; who has a share link needs no key
+    "describe_port": READ,
+    "list_shares": READ,
+    "share_port": OPERATE,  # it lets others in
+    "unshare_port": OPERATE,
 }
 
 

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp
 
 from perdure.api.app import create_app
 from perdure.api.guard import SocketGuard, TcpGuard
+from perdure.api.ingress.front import HostForm, PathForm
+from perdure.api.ingress.names import Domain
 from perdure.api.services import Services
 from perdure.core.errors import Conflict, HostUnfit
 
@@ -43,8 +45,15 @@ class ApiServer:
             settings.api_socket.unlink(missing_ok=True)
             raise
         self.port = int(tcp.getsockname()[1])
-        await self._listen(SocketGuard(self._app, self._services.clock), unix)
-        await self._listen(TcpGuard(self._app, self._services), tcp)
+        self._app.state.port = self.port
+        inside = PathForm(self._app, self._services, self._app.state.closing)
+        await self._listen(SocketGuard(inside, self._services.clock), unix)
+        await self._listen(self._outside(TcpGuard(inside, self._services)), tcp)
+
+    def _outside(self, guard: ASGIApp) -> ASGIApp:
+        """What TCP meets first."""
+        text = self._services.settings.ingress_domain
+        return guard if text is None else HostForm(guard, self._services, Domain.parse(text), self._app.state.closing)
 
     async def stop(self) -> None:
         """Take no more requests, tell open streams, wait for the rest a few seconds. Safe to call twice."""
@@ -63,6 +72,7 @@ class ApiServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            http="h11",  # it refuses what two parsers could read in two ways
             ws="websockets-sansio",
             ws_per_message_deflate=False,
             proxy_headers=False,

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from perdure.access.model import Access
+from perdure.access.shares import Shares
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
 from perdure.core.ids import TenantId
@@ -70,3 +71,4 @@ class Services:
     settings: Settings
     clock: Clock
     ports: Ports
+    shares: Shares

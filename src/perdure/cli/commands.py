@@ -81,6 +81,12 @@ COMMANDS = (
         "Open local ports that lead to ports in a workspace, until Ctrl-C. A connection wakes it.",
     ),
     Entry(
+        "share",
+        "share:share",
+        "Make a link that lets whoever has it reach a port of a workspace; without PORT: list what is shared.",
+    ),
+    Entry("unshare", "share:unshare", "Take back every link of a port of a workspace, and that it is public."),
+    Entry(
         "backup",
         "backup:backup",
         "Back up everything: database, snapshots and the images they lie on. The server goes on working.",

@@ -44,6 +44,16 @@ class Settings(BaseModel):
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="Host names accepted in the Host header besides loopback and listen_host."
     )
+    ingress_domain: str | None = Field(
+        default=None,
+        description="Ports of workspaces are served at WORKSPACE--PORT.DOMAIN, such as ws.localhost, on the API's port; "
+        "https://DOMAIN when TLS ends before this server. It must not be a domain that serves anything else.",
+    )
+    port_answer_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long a program in a workspace may take to answer a request that was passed to its port.",
+    )
     url: str | None = Field(default=None, description="Client: base URL of the server; unset uses the Unix socket under HOME.")
     api_key: str | None = Field(default=None, description="Client: API key; unset reads HOME/run/api.key.", repr=False)
 

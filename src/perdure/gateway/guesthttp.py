@@ -13,7 +13,7 @@ cancelled closes its stream. Trailers are dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import h11
 
@@ -209,7 +209,7 @@ class GuestAnswer:
         self._done = done
         self._is_finished = False
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes]:
         limits = self._connection.limits
         try:
             while isinstance(event := await self._connection.next_event(PortPhase.ANSWERING, limits.body_silence_s), h11.Data):

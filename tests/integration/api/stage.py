@@ -15,6 +15,7 @@ import httpx2
 
 from perdure.access.model import OPERATOR, NewKey
 from perdure.access.service import AccessService
+from perdure.access.shares import ShareService
 from perdure.api.server import ApiServer
 from perdure.core.config import Settings
 from perdure.core.scopes import KeyScope
@@ -57,11 +58,13 @@ async def stage() -> AsyncIterator[Stage]:
     try:
         async with control_plane(settings=settings) as plane:
             access = AccessService(plane.database, plane.clock, KEY)
-            services = replace(fake_services(settings, access)[0], workspaces=plane.service)
+            shares = ShareService(plane.database, b"k" * 32)
+            services = replace(fake_services(settings, access)[0], workspaces=plane.service, shares=shares)
             server = ApiServer(services)
             await server.start()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
                 yield Stage(plane, access, http)
             await server.stop()
+            await services.ports.close()
     finally:
         shutil.rmtree(home)

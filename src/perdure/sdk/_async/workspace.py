@@ -14,6 +14,7 @@ from perdure.sdk._acompat import default_async_client
 from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommands
 from perdure.sdk._async.files import AsyncFiles
+from perdure.sdk._async.ports import AsyncPorts
 from perdure.sdk._core import Call
 from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk.errors import rebuild
@@ -39,6 +40,7 @@ class AsyncWorkspace:
         self.client = client
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
+        self.ports = AsyncPorts(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"
@@ -272,6 +274,10 @@ class AsyncWorkspace:
         from perdure.sdk._forward import AsyncForward  # it brings the WebSockets, which nothing else needs
 
         return AsyncForward(self.client.target, self.id, port, (host, local_port))
+
+    async def get_host(self, port: int) -> str:
+        """The host, with its own port where it has one, at which a port inside is reached over HTTP."""
+        return await self.ports.host(port)
 
     # ------------------------------------------------------------------------------------------------------------ internals
 

@@ -18,6 +18,7 @@ from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import Commands
 from perdure.sdk._sync.files import Files
+from perdure.sdk._sync.ports import Ports
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
 
@@ -41,6 +42,7 @@ class Workspace:
         self.client = client
         self.commands = Commands(self)
         self.files = Files(self)
+        self.ports = Ports(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"
@@ -272,6 +274,10 @@ class Workspace:
         from perdure.sdk._forward import Forward  # it brings the WebSockets, which nothing else needs
 
         return Forward(self.client.target, self.id, port, (host, local_port))
+
+    def get_host(self, port: int) -> str:
+        """The host, with its own port where it has one, at which a port inside is reached over HTTP."""
+        return self.ports.host(port)
 
     # ------------------------------------------------------------------------------------------------------------ internals
 

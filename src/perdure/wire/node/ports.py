@@ -6,7 +6,7 @@ the affair of the connection that is spoken on, so a request must not bring it a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -67,7 +67,7 @@ class PortAnswer(Protocol):
     headers: Headers
     upgraded: ByteStream | None  # after status 101: the connection, from the first byte of the new protocol on
 
-    def body(self) -> AsyncIterator[bytes]:
+    def body(self) -> AsyncGenerator[bytes]:
         """The body in pieces as they arrive, once. Raises PortFailed when it is cut."""
         ...
 
@@ -115,4 +115,8 @@ class Ports(Protocol):
         self, place: PortPlace, request: PortRequest, subprotocols: tuple[str, ...] = (), limits: PortLimits | None = None
     ) -> PortSocket | PortAnswer:
         """A WebSocket; or the answer of a program that does not want to open one. ``request`` is a GET without a body."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections that are kept for more requests. What is under way ends by itself."""
         ...

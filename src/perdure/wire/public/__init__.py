@@ -12,6 +12,7 @@ from perdure.wire.public.common import (
     GENERATION_HEADER,
     HEARTBEAT_S,
     ISOLATION_HEADER,
+    REASON_HEADER,
     REQUEST_ID_HEADER,
     RESUME_HEADER,
     Accepted,
@@ -60,6 +61,7 @@ from perdure.wire.public.lineage import (
     SnapshotList,
     SnapshotPlace,
 )
+from perdure.wire.public.ports import PortInfo, SharedPort, ShareInfo, ShareList, SharePort
 from perdure.wire.public.server import (
     CheckStatus,
     DoctorCheck,
@@ -112,6 +114,7 @@ __all__ = [
     "GENERATION_HEADER",
     "HEARTBEAT_S",
     "ISOLATION_HEADER",
+    "REASON_HEADER",
     "REQUEST_ID_HEADER",
     "RESUME_HEADER",
     "Accepted",
@@ -164,6 +167,7 @@ __all__ = [
     "LogEntry",
     "MakeBackup",
     "NameSnapshot",
+    "PortInfo",
     "PrunedImages",
     "PushSnapshot",
     "RecoverWorkspace",
@@ -174,6 +178,10 @@ __all__ = [
     "ResumeReport",
     "RewindWorkspace",
     "Seconds",
+    "ShareInfo",
+    "ShareList",
+    "SharePort",
+    "SharedPort",
     "ShredTenant",
     "ShreddedTenantInfo",
     "SignalExec",

@@ -13,6 +13,8 @@ GENERATION_HEADER = "perdure-generation"
 ISOLATION_HEADER = "perdure-isolation"
 RESUME_HEADER = "perdure-resume-report"
 REQUEST_ID_HEADER = "perdure-request-id"
+#: On an answer that is not the program's own, though it was asked for a port of a workspace: the error's code.
+REASON_HEADER = "perdure-reason"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
 Text = Annotated[str, Field(max_length=4096)]

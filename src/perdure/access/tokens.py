@@ -1,0 +1,62 @@
+"""Share links' tokens: what is signed, and with what. Pure.
+
+A token says to which port of which workspace of which tenant it leads, until when, and in which series of links it was given
+out; a MAC over all of it makes it true. It is no secret what it says. Taking a port's links back ends their series.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from dataclasses import dataclass
+
+from perdure.core.ids import TenantId, WorkspaceId
+
+PREFIX = "pds_"
+#: What the signing key is derived from the master key for.
+PURPOSE = "share-link"
+TOKEN_MAX = 512
+_MAC_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """``until_s``: seconds since 1970. ``series``: a number that no other series of the same port has."""
+
+    tenant_id: TenantId
+    workspace_id: WorkspaceId
+    port: int
+    until_s: int
+    series: int
+
+
+def sign(key: bytes, grant: Grant) -> str:
+    said = _said(grant)
+    return PREFIX + base64.urlsafe_b64encode(_mac(key, said) + said).decode().rstrip("=")
+
+
+def read(key: bytes, token: str) -> Grant | None:
+    """What a token grants; None for one that was not signed with this key. Whether it still counts is not its own to say."""
+    if not token.startswith(PREFIX) or len(token) > TOKEN_MAX or not token.isascii():
+        return None
+    text = token.removeprefix(PREFIX)
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error:
+        return None
+    mac, said = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(key, said)):
+        return None
+    tenant_id, workspace_id, *numbers = said.decode("ascii").split("\n")
+    port, until_s, series = map(int, numbers)
+    return Grant(TenantId(tenant_id), WorkspaceId(workspace_id), port, until_s, series)
+
+
+def _said(grant: Grant) -> bytes:
+    parts = (grant.tenant_id, grant.workspace_id, grant.port, grant.until_s, grant.series)
+    return "\n".join(map(str, parts)).encode("ascii")
+
+
+def _mac(key: bytes, said: bytes) -> bytes:
+    return hmac.digest(key, b"1\n" + said, "sha256")

@@ -1,0 +1,100 @@
+"""Addresses and shares of ports. What listens there is reached by ``api.ingress``, beside these routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from perdure.access.shares import Share
+from perdure.api.deps import Bundle, Call
+from perdure.api.ingress.names import SHARE_PARAMETER, Domain, id_label, label_of
+from perdure.core.errors import Conflict
+from perdure.core.ids import DEFAULT_TENANT
+from perdure.wire import public
+from perdure.workspaces.model import Workspace
+
+router = APIRouter(prefix="/workspaces/{ref}", tags=["ports"])
+Port = Annotated[int, Path(ge=1, le=65535)]
+_ANYWHERE = {"0.0.0.0", "::", ""}
+
+
+@router.get("/ports/{port}")
+async def describe_port(ref: str, port: Port, call: Call) -> public.PortInfo:
+    """Where a port is reached, and whether it is shared. Never wakes the workspace. What listens there is below
+    ``/ports/{port}/``, with any method."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    shares = await call.services.shares.shared(call.caller, workspace.id)
+    share = next((_info(call, workspace, one) for one in shares if one.port == port), None)
+    path = _path(workspace, port)
+    return public.PortInfo(workspace_id=workspace.id, port=port, url=_url(call, workspace, port), path=path, share=share)
+
+
+@router.get("/shares")
+async def list_shares(ref: str, call: Call) -> public.ShareList:
+    """Ports that are shared."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    shares = await call.services.shares.shared(call.caller, workspace.id)
+    return public.ShareList(shares=[_info(call, workspace, share) for share in shares])
+
+
+@router.post("/shares", status_code=201)
+async def share_port(ref: str, body: public.SharePort, call: Call) -> public.SharedPort:
+    """Make a link that lets whoever has it reach a port, waking the workspace; or, with ``public``, let in everybody. Links that
+    were made before go on to count."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    url = _url(call, workspace, body.port)
+    if body.public:
+        _check_domain(call)
+        share = await call.services.shares.publish(call.caller, workspace.id, body.port)
+        return public.SharedPort(share=_info(call, workspace, share), url=url, token=None, expires_at=None)
+    link = await call.services.shares.share(call.caller, workspace.id, body.port, expires_s=body.expires_s)
+    info = _info(call, workspace, link.share)
+    return public.SharedPort(share=info, url=f"{url}?{SHARE_PARAMETER}={link.token}", token=link.token, expires_at=link.until)
+
+
+@router.delete("/shares/{port}")
+async def unshare_port(ref: str, port: Port, call: Call) -> public.Done:
+    """Take back every link of a port, and that it is public. What is under way ends as it would have."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    await call.services.shares.unshare(call.caller, workspace.id, port)
+    return public.Done()
+
+
+def _check_domain(call: Bundle) -> None:
+    if call.services.settings.ingress_domain is None:
+        raise Conflict(
+            "This server has no domain for ports, and nobody is let in by the API's own.",
+            hint="Set PERDURE_INGRESS_DOMAIN, such as ws.localhost, and start the server again.",
+        )
+
+
+def _info(call: Bundle, workspace: Workspace, share: Share) -> public.ShareInfo:
+    return public.ShareInfo(
+        workspace_id=share.workspace_id,
+        port=share.port,
+        url=_url(call, workspace, share.port),
+        public=share.is_public,
+        links_until=share.links_until,
+        shared_at=share.shared_at,
+        shared_by=share.shared_by,
+    )
+
+
+def _path(workspace: Workspace, port: int) -> str:
+    return f"/v1/workspaces/{workspace.id}/ports/{port}/"
+
+
+def _url(call: Bundle, workspace: Workspace, port: int) -> str:
+    """Where it is reached from where the caller is."""
+    settings, connection = call.services.settings, call.connection
+    listens = int(connection.app.state.port)
+    if settings.ingress_domain is not None:
+        by_name = label_of(workspace.name) if workspace.tenant_id == DEFAULT_TENANT else None
+        return Domain.parse(settings.ingress_domain).url(by_name or id_label(workspace.id), port, listens)
+    if connection.client is not None and connection.client.host:  # by TCP: the host that it called is ours
+        base = f"{connection.url.scheme}://{connection.headers['host']}"
+    else:
+        host = "127.0.0.1" if settings.listen_host in _ANYWHERE else settings.listen_host
+        base = f"http://[{host}]:{listens}" if ":" in host else f"http://{host}:{listens}"
+    return base + _path(workspace, port)

@@ -1,0 +1,64 @@
+"""Ports of a workspace over HTTP: where they are, and letting others in."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from perdure.core.errors import Conflict
+from perdure.sdk import _core
+from perdure.sdk._core import Call
+from perdure.wire import public
+
+if TYPE_CHECKING:
+    from perdure.sdk._async.workspace import AsyncWorkspace
+
+
+class AsyncPorts:
+    """Programs that listen in a workspace. A request to one wakes the workspace and is held until it is awake.
+
+    A port is private: a request needs an API key with the scope ``invoke``, or a share link.
+    """
+
+    def __init__(self, workspace: AsyncWorkspace) -> None:
+        self._workspace = workspace
+
+    async def get(self, port: int) -> public.PortInfo:
+        """Where a port is reached, and whether it is shared. Does not wake the workspace."""
+        return await self._workspace.fetch(_core.get(self._path("ports", port)), public.PortInfo)
+
+    async def url(self, port: int) -> str:
+        """Where a port is reached over HTTP: at a host of its own, where the server has a domain for ports, else below the API.
+
+        It needs a key: ``httpx.get(url, headers={"Authorization": f"Bearer {key}"})``. For others make a link with ``share``.
+        """
+        return (await self.get(port)).url
+
+    async def host(self, port: int) -> str:
+        """The host of ``url``, such as ``demo--8080.ws.localhost:7070``. Raises Conflict where there is no domain for ports."""
+        info = await self.get(port)
+        if info.url.endswith(info.path):
+            raise Conflict(
+                "This server has no domain for ports, so a port has no host of its own.",
+                hint="Use ports.url(), or set PERDURE_INGRESS_DOMAIN where the server is started.",
+            )
+        return urlsplit(info.url).netloc
+
+    async def share(self, port: int, *, expires_s: float = 3600.0, is_public: bool = False) -> public.SharedPort:
+        """Make a link (``url``) that lets whoever has it reach the port for so long. ``is_public`` lets in everybody instead,
+        without a link, until the port is unshared."""
+        body = _core.checked(public.SharePort, port=port, expires_s=expires_s, public=is_public)
+        call = _core.post(self._path("shares"), body.model_dump(mode="json"), repeatable=True)
+        return await self._workspace.fetch(call, public.SharedPort)
+
+    async def unshare(self, port: int) -> None:
+        """Take back all links of a port, and that it is public. Raises NotFound when it is not shared."""
+        await self._workspace.fetch(Call("DELETE", self._path("shares", port)), public.Done)
+
+    async def shares(self) -> builtins.list[public.ShareInfo]:
+        """The ports that are shared."""
+        return (await self._workspace.fetch(_core.get(self._path("shares")), public.ShareList)).shares
+
+    def _path(self, *rest: str | int) -> str:
+        return _core.workspace_path(self._workspace.id, *map(str, rest))
