@@ -12,7 +12,7 @@ import hashlib
 import posixpath
 import shlex
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -115,6 +115,7 @@ class World:
         self.files: dict[str, Node] = {"/": Node(FileKind.DIRECTORY, mode=0o755), "/root": Node(FileKind.DIRECTORY, mode=0o755)}
         self.commands: dict[str, Command] = {}
         self.ports: set[int] = set()  # ports of this test's own servers on the host's loopback
+        self.programs: dict[int, Callable[[], node.ByteStream]] = {}  # what answers a connection to a port, in this process
         self.largest_chunk = 0  # of any upload
         self.fail_write_after: int | None = None
         self.environment: dict[str, str] = {}
@@ -323,8 +324,10 @@ class MemoryGuest:
 
     # ports
 
-    async def open_tcp(self, port: int) -> TcpStream:
+    async def open_tcp(self, port: int) -> node.ByteStream:
         self._check()
+        if port in self.world.programs:
+            return self.world.programs[port]()
         if port not in self.world.ports:
             raise NotFound(f"Nothing listens on port {port} in the workspace.")
         return TcpStream(*await asyncio.open_connection("127.0.0.1", port))

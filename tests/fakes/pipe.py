@@ -89,6 +89,11 @@ class Peer:
         """Bytes that were written to it and that it has not looked at."""
         return len(self._to_peer.data)
 
+    @property
+    def accepted(self) -> int:
+        """Bytes of its own that left it: read on the other side, or on their way there."""
+        return self._from_peer.taken + len(self._from_peer.data)
+
     async def read(self, limit: int = 65536) -> bytes:
         async with asyncio.timeout(DEADLINE_S):
             return await self._to_peer.read(limit)
@@ -100,6 +105,15 @@ class Peer:
                 assert not (self._to_peer.ended or self._to_peer.broken), f"ended after {bytes(self._to_peer.data)!r}"
                 await self._to_peer.wait()
             return await self._to_peer.read(at + len(end))
+
+    async def drain(self, end: bytes) -> int:
+        """Read and forget all up to and with ``end``, where nothing comes after it; how much that was."""
+        count, tail = 0, b""
+        while not tail.endswith(end):
+            data = await self.read()
+            assert data, "it ended before"
+            count, tail = count + len(data), (tail + data)[-len(end) :]
+        return count
 
     async def head(self) -> list[bytes]:
         """The lines of a request's head."""
