@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+from typing import cast
+
+from websockets.frames import Frame
+from websockets.protocol import OPEN, SERVER, Protocol
 
 from perdure.core.errors import MachineFailed
 
@@ -138,3 +144,32 @@ class Peer:
         """Until the other side has closed."""
         async with asyncio.timeout(DEADLINE_S):
             await self.stream.closed.wait()
+
+
+class SocketProgram:
+    """A program that speaks WebSocket at the far end."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.protocol = Protocol(SERVER, state=OPEN)
+        self.head: list[bytes] = []
+
+    async def accept(self, *more: bytes, key: bytes | None = None) -> None:
+        """Answer the handshake, with ``more`` header lines; ``key`` instead of the right one."""
+        self.head = await self.peer.head()
+        (asked,) = [line.partition(b": ")[2] for line in self.head if line.startswith(b"sec-websocket-key")]
+        good = base64.b64encode(hashlib.sha1(asked + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        lines = [b"HTTP/1.1 101 Go", b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Accept: " + (key or good)]
+        await self.peer.send(b"\r\n".join([*lines, *more]) + b"\r\n\r\n")
+
+    async def say(self, *frames: Frame) -> None:
+        for frame in frames:
+            self.protocol.send_frame(frame)
+        await self.peer.send(b"".join(self.protocol.data_to_send()))
+
+    async def hear(self) -> list[Frame]:
+        """Frames that have arrived, at least one."""
+        while True:
+            self.protocol.receive_data(await self.peer.read())
+            if found := self.protocol.events_received():
+                return [cast(Frame, one) for one in found]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 from typing import cast
 
 import pytest
 from websockets.frames import Close, Frame, Opcode
-from websockets.protocol import OPEN, SERVER, Protocol
 
 from perdure.core.errors import PortClosed, PortMalformed
 from perdure.core.ids import WorkspaceId
 from perdure.gateway.ingress import GuestPorts
 from perdure.wire.node import ByteStream, Guest, PortAnswer, PortLimits, PortPlace, PortRequest, PortSocket, SocketClosed
-from tests.fakes.pipe import Peer
+from tests.fakes.pipe import Peer, SocketProgram
 
-MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 REQUEST = PortRequest("GET", b"/chat?x=1", ((b"Sec-WebSocket-Key", b"theirs"), (b"Sec-WebSocket-Extensions", b"x"), (b"a", b"b")))
 
 
@@ -26,70 +22,51 @@ class Opening:
 
     def __init__(self, subprotocols: tuple[str, ...] = (), limits: PortLimits | None = None) -> None:
         self.peer = Peer()
+        self.program = SocketProgram(self.peer)
         place = PortPlace(WorkspaceId("ws_a"), 1, cast(Guest, self), 80)
         self.task = asyncio.create_task(GuestPorts().open_socket(place, REQUEST, subprotocols, limits))
-        self.protocol = Protocol(SERVER, state=OPEN)
-        self.head: list[bytes] = []
 
     async def open_tcp(self, port: int) -> ByteStream:
         return self.peer.stream
 
-    async def answer(self, *more: bytes, accept: bytes | None = None) -> None:
-        self.head = await self.peer.head()
-        (key,) = [line.partition(b": ")[2] for line in self.head if line.startswith(b"sec-websocket-key")]
-        good = base64.b64encode(hashlib.sha1(key + MAGIC).digest())
-        lines = [b"HTTP/1.1 101 Go", b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Accept: " + (accept or good)]
-        await self.peer.send(b"\r\n".join([*lines, *more]) + b"\r\n\r\n")
-
     async def socket(self, *more: bytes) -> PortSocket:
-        await self.answer(*more)
+        await self.program.accept(*more)
         opened = await self.task
         assert not hasattr(opened, "status")
         return cast(PortSocket, opened)
-
-    async def say(self, *frames: Frame) -> None:
-        for frame in frames:
-            self.protocol.send_frame(frame)
-        await self.peer.send(b"".join(self.protocol.data_to_send()))
-
-    async def hear(self) -> list[Frame]:
-        """Frames that have arrived, at least one."""
-        while True:
-            self.protocol.receive_data(await self.peer.read())
-            if found := self.protocol.events_received():
-                return [cast(Frame, one) for one in found]
 
 
 async def test_the_handshake_is_ours_and_all_else_is_passed_on() -> None:
     opening = Opening(("one", "two"))
     socket = await opening.socket(b"Sec-WebSocket-Protocol: two", b"X-Any: y")
-    assert opening.head[0] == b"GET /chat?x=1 HTTP/1.1"
-    names = [line.partition(b":")[0].lower() for line in opening.head[1:]]
+    assert opening.program.head[0] == b"GET /chat?x=1 HTTP/1.1"
+    names = [line.partition(b":")[0].lower() for line in opening.program.head[1:]]
     assert names.count(b"sec-websocket-key") == 1 and b"sec-websocket-extensions" not in names
-    assert b"a: b" in opening.head and b"sec-websocket-protocol: one, two" in opening.head
+    assert b"a: b" in opening.program.head and b"sec-websocket-protocol: one, two" in opening.program.head
     assert socket.subprotocol == "two" and (b"x-any", b"y") in socket.headers
-    await asyncio.gather(socket.aclose(), opening.hear())
+    opening.peer.end()
+    await socket.aclose()
 
 
 async def test_messages_of_both_kinds_fragments_and_pings() -> None:
     opening = Opening()
     socket = await opening.socket()
-    await opening.say(
+    await opening.program.say(
         Frame(Opcode.TEXT, "é".encode()[:1], fin=False),
         Frame(Opcode.PING, b"alive?"),
         Frame(Opcode.CONT, "é".encode()[1:]),
         Frame(Opcode.BINARY, bytes(range(256))),
     )
     assert await socket.receive() == "é"
-    assert [(frame.opcode, frame.data) for frame in await opening.hear()] == [(Opcode.PONG, b"alive?")]
+    assert [(frame.opcode, frame.data) for frame in await opening.program.hear()] == [(Opcode.PONG, b"alive?")]
     assert await socket.receive() == bytes(range(256))
     await socket.send("hello")
     await socket.send(b"\x00\xff")
     heard: list[Frame] = []
     while len(heard) < 2:
-        heard += await opening.hear()
+        heard += await opening.program.hear()
     assert [(frame.opcode, bytes(frame.data)) for frame in heard] == [(Opcode.TEXT, b"hello"), (Opcode.BINARY, b"\x00\xff")]
-    await opening.say(Frame(Opcode.CLOSE, Close(4001, "enough").serialize()))
+    await opening.program.say(Frame(Opcode.CLOSE, Close(4001, "enough").serialize()))
     assert await socket.receive() == SocketClosed(4001, "enough")
     opening.peer.end()
     await socket.aclose()
@@ -113,7 +90,7 @@ async def test_our_end_is_told_and_agreed() -> None:
     opening = Opening()
     socket = await opening.socket()
     closing = asyncio.create_task(socket.aclose(4000, "x" * 200))
-    (frame,) = await opening.hear()
+    (frame,) = await opening.program.hear()
     close = Close.parse(bytes(frame.data))
     assert (close.code, close.reason) == (4000, "x" * 123)
     opening.peer.end()
@@ -137,7 +114,7 @@ async def test_one_that_breaks_the_rules_is_ended(sent: bytes, code: int) -> Non
     socket = await opening.socket()
     await opening.peer.send(sent)
     assert await socket.receive() == SocketClosed(code)
-    (heard,) = await opening.hear()
+    (heard,) = await opening.program.hear()
     assert heard.opcode is Opcode.CLOSE
     opening.peer.end()
     await socket.aclose()
@@ -146,7 +123,7 @@ async def test_one_that_breaks_the_rules_is_ended(sent: bytes, code: int) -> Non
 async def test_fragments_count_together() -> None:
     opening = Opening(limits=PortLimits(message_bytes=1000))
     socket = await opening.socket()
-    await opening.say(Frame(Opcode.BINARY, b"x" * 600, fin=False), Frame(Opcode.CONT, b"x" * 600))
+    await opening.program.say(Frame(Opcode.BINARY, b"x" * 600, fin=False), Frame(Opcode.CONT, b"x" * 600))
     assert await socket.receive() == SocketClosed(1009)
     opening.peer.end()
     await socket.aclose()
@@ -155,7 +132,7 @@ async def test_fragments_count_together() -> None:
 async def test_text_that_is_none() -> None:
     opening = Opening()
     socket = await opening.socket()
-    await opening.say(Frame(Opcode.TEXT, b"\xff"))
+    await opening.program.say(Frame(Opcode.TEXT, b"\xff"))
     with pytest.raises(PortMalformed):
         await socket.receive()
     opening.peer.end()
@@ -167,7 +144,7 @@ async def test_text_that_is_none() -> None:
 )
 async def test_a_handshake_that_is_not_the_answer_to_ours(line: bytes) -> None:
     opening = Opening()
-    await opening.answer(line)
+    await opening.program.accept(line)
     with pytest.raises(PortMalformed):
         await opening.task
     assert opening.peer.stream.closed.is_set()
@@ -175,7 +152,7 @@ async def test_a_handshake_that_is_not_the_answer_to_ours(line: bytes) -> None:
 
 async def test_a_replayed_handshake() -> None:
     opening = Opening()
-    await opening.answer(accept=b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+    await opening.program.accept(key=b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
     with pytest.raises(PortMalformed):
         await opening.task
 

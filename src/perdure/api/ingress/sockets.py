@@ -45,12 +45,16 @@ class SocketRelay:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             stopped = not work.done()
+            was_open = self._is_open
+            if stopped and was_open:
+                await self._fail(stopping(), GOING_AWAY)  # before the program is given its moment to agree
         finally:
             for task in (work, stop):
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
         if stopped:
-            await self._fail(stopping(), GOING_AWAY)
+            if not was_open:
+                await self._fail(stopping(), GOING_AWAY)
         elif not work.cancelled() and (failure := work.exception()) is not None:
             if not isinstance(failure, PerdureError):
                 raise failure
