@@ -52,9 +52,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
+async def stage(**more: Any) -> AsyncIterator[Stage]:
+    """``more`` settings than usual."""
     home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
-    settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None)
+    settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None, **more)
     try:
         async with control_plane(settings=settings) as plane:
             access = AccessService(plane.database, plane.clock, KEY)

@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "make_dir": {"params": {"path": "/new"}},
     "rename": {"params": {"source": "/x", "destination": "/y"}},
     "remove": {"params": {"path": "/x"}},
+    "share_port": {"json": {"port": 80}},
 }
 #: Images are the node's: all tenants see the same, and only the operator changes them.
 SHARED = {"get_image", "remove_image"}
@@ -60,11 +61,11 @@ def filled(path: str, **names: str) -> str:
 
 
 def absent(path: str) -> str:
-    return filled(path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent")
+    return filled(path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80")
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:
-    assert set(policy.NEEDS) == {*ROUTES, "tunnel"}
+    assert set(policy.NEEDS) == {*ROUTES, "tunnel", "proxy_port"}
     with pytest.raises(Forbidden, match="a defect in Perdure"):
         policy.check(OPERATOR, "forgotten")
 
@@ -149,7 +150,7 @@ async def prepared(staged: Stage) -> tuple[str, str]:
 async def told(staged: Stage, secret: str, name: str, ref: str, snapshot: str) -> tuple[int, bytes]:
     """Status and body, the names that were asked for taken out of it."""
     method, path = ROUTES[name]
-    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot)
+    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80")
     response = await staged.ask(secret, method, path, **BODIES.get(name, {}))
     return response.status_code, response.content.replace(ref.encode(), b"REF").replace(snapshot.encode(), b"SNAPSHOT")
 
