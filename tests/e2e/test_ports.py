@@ -18,7 +18,7 @@ from tests.e2e.live import DEADLINE_S, Live, serving, shell
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(900)]
 
-#: On 8000 files of /srv; on 8001 uploads are told by their SHA-256, and GET is a stream of events; on 8002 a WebSocket says all twice.
+#: On 8000 files of /srv; on 8001 uploads are told by their SHA-256 and GET is a stream; on 8002 a WebSocket says all twice.
 PROGRAM = r"""
 import base64, hashlib, http.server, socketserver, struct, threading
 class Web(http.server.SimpleHTTPRequestHandler):
