@@ -14,6 +14,7 @@ from perdure.api.services import Services
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.db.database import Database
+from tests.fakes.shares import FakeShares
 from tests.fakes.workspaces import KEY, FakeImages, FakeWorkspaces, fake_services
 
 Result = TypeVar("Result")
@@ -68,6 +69,8 @@ class FakeServer:
         async def forget() -> None:
             self.workspaces.__init__()  # type: ignore[misc]
             self.images.__init__()  # type: ignore[misc]
+            assert isinstance(self.services.shares, FakeShares)
+            self.services.shares.forget()
 
         self.run(forget)
 

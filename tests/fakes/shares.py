@@ -35,6 +35,9 @@ class FakeShares:
                 return row
         raise NotFound(f"There is no workspace {ref!r}.", hint="List them with 'perdure ls'.")
 
+    def forget(self) -> None:
+        self._shares.clear()
+
     async def share(self, caller: Principal, ref: str, port: int, *, expires_s: float) -> Link:
         until = self._clock.now() + timedelta(seconds=expires_s)
         share, series = self._put(caller, ref, port)

@@ -55,6 +55,7 @@ from perdure.workspaces.model import (
 )
 from tests.fakes.access import FakeAccess
 from tests.fakes.backups import FakeBackups
+from tests.fakes.doctor import doctor
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering
 from tests.fakes.shares import FakeShares
@@ -481,21 +482,13 @@ class FakeImages:
         yield public.BuildEvent(type="done", image=IMAGE)
 
 
-async def _doctor() -> public.DoctorReport:
-    checks = [
-        public.DoctorCheck(name="qemu", status=public.CheckStatus.OK, detail="7.2.22"),
-        public.DoctorCheck(name="kvm", status=public.CheckStatus.WARN, detail="the kernel hangs under it", hint="Nothing to do."),
-    ]
-    return public.DoctorReport(ok=True, isolation=Isolation.VM_EMULATED, checks=checks)
-
-
 def fake_services(settings: Settings, access: Access | None = None) -> tuple[Services, FakeWorkspaces]:
     """Services whose operator's key is ``KEY``."""
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
-    shares = FakeShares(lambda: workspaces.rows, SystemClock())
-    rest = (access or FakeAccess(KEY), settings, SystemClock(), GuestPorts(), shares)
-    return Services(workspaces, FakeImages(), FakeBackups(), metering, _doctor, dialer.foresee, *rest), workspaces
+    clock = SystemClock()
+    rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock))
+    return Services(workspaces, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

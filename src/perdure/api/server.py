@@ -30,6 +30,8 @@ class ApiServer:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        text = services.settings.ingress_domain
+        self._domain = None if text is None else Domain.parse(text)  # a mistake is told before anything listens
         self._app = create_app(services)
         self._running: list[tuple[_Listener, asyncio.Task[None]]] = []
         self.port = 0  # of TCP, known after ``start``
@@ -52,8 +54,9 @@ class ApiServer:
 
     def _outside(self, guard: ASGIApp) -> ASGIApp:
         """What TCP meets first."""
-        text = self._services.settings.ingress_domain
-        return guard if text is None else HostForm(guard, self._services, Domain.parse(text), self._app.state.closing)
+        if self._domain is None:
+            return guard
+        return HostForm(guard, self._services, self._domain, self._app.state.closing)
 
     async def stop(self) -> None:
         """Take no more requests, tell open streams, wait for the rest a few seconds. Safe to call twice."""

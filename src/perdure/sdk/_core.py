@@ -114,6 +114,17 @@ def workspace_path(ref: str, *rest: str) -> str:
     return "/".join(["/v1/workspaces", *(_quote(part) for part in (ref, *rest))])
 
 
+def port_path(ref: str, kind: str, port: int) -> str:
+    """``/v1/workspaces/REF/ports/PORT``, or ``shares``."""
+    return workspace_path(ref, kind, str(checked_port(port)))
+
+
+def checked_port(port: int) -> int:
+    if not 0 < port < 65536:
+        raise InvalidRequest(f"{port} is not a TCP port.", hint="Ports are 1 to 65535.")
+    return port
+
+
 def snapshot_path(ref: str, snapshot: str) -> str:
     """``/v1/workspaces/REF/snapshots/SNAPSHOT``."""
     if not snapshot or "/" in snapshot or snapshot in {".", ".."}:

@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 from perdure.sdk import Workspace
 from tests.fakes.api_server import FakeServer
@@ -32,6 +33,8 @@ from tests.integration.api.programs import (
 )
 
 __all__ = ["http", "port", "ported", "server"]
+
+DOUBLE = [Subprotocol("double")]
 
 
 # ------------------------------------------------------------------------------------------------------------------ requests
@@ -283,7 +286,7 @@ def chat(server: FakeServer, demo: Workspace) -> Iterator[int]:
             else:
                 connection.send(message + message)
 
-    with serve(talk, "127.0.0.1", 0, subprotocols=["double"], max_size=None) as running:  # type: ignore[list-item]
+    with serve(talk, "127.0.0.1", 0, subprotocols=DOUBLE, max_size=None) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         chosen = int(running.socket.getsockname()[1])
@@ -296,14 +299,14 @@ def chat(server: FakeServer, demo: Workspace) -> Iterator[int]:
 def test_a_websocket_by_path_and_by_host(server: FakeServer, demo: Workspace, chat: int) -> None:
     demo.sleep()
     base = server.url.replace("http", "ws")
-    with connect(base + by_path(chat, "/talk"), additional_headers=BEARER, subprotocols=["double"], proxy=None) as socket_:  # type: ignore[list-item]
+    with connect(base + by_path(chat, "/talk"), additional_headers=BEARER, subprotocols=DOUBLE, proxy=None) as socket_:
         assert socket_.subprotocol == "double"
         for message in ("hé", b"\x00\xff", "x" * 200_000):
             socket_.send(message)
             assert socket_.recv(DEADLINE_S) == message + message  # type: ignore[operator]
     link = demo.ports.share(chat)
     url = f"ws://{host_of(server, chat)}/talk?perdure_share={link.token}"
-    with connect(url, sock=raw(server), proxy=None) as socket_:
+    with connect(url, sock=raw(server), subprotocols=DOUBLE, proxy=None) as socket_:
         socket_.send("a")
         assert socket_.recv(DEADLINE_S) == "aa"
         socket_.send("bye")
@@ -315,7 +318,9 @@ def test_a_websocket_by_path_and_by_host(server: FakeServer, demo: Workspace, ch
 
 
 def test_a_websocket_whose_program_dies(server: FakeServer, chat: int) -> None:
-    with connect(server.url.replace("http", "ws") + by_path(chat), additional_headers=BEARER, proxy=None) as socket_:
+    with connect(
+        server.url.replace("http", "ws") + by_path(chat), additional_headers=BEARER, subprotocols=DOUBLE, proxy=None
+    ) as socket_:
         socket_.send("die")
         with pytest.raises(ConnectionClosedError) as closed:
             socket_.recv(DEADLINE_S)

@@ -182,7 +182,7 @@ def test_the_command_line_shares(perdure: Run, demo: Workspace, server: FakeServ
         ("share demo 80 --public --expires 1h", "--expires is for a link."),
         ("share demo --public", "Which port is to be public?"),
         ("share demo 80 --expires soon", "'soon' is not a duration."),
-        ("share demo 0", "The request is not valid: port:"),
+        ("share demo 0", "0 is not a TCP port."),
         ("share absent 80", "There is no workspace 'absent'."),
         ("unshare demo 80", "is not shared."),
     ],

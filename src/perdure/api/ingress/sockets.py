@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TypeGuard
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -80,7 +79,7 @@ class SocketRelay:
         offered = tuple(self._scope.get("subprotocols", ()))
         async with self._services.workspaces.awake(visit.ctx, visit.ref) as awake:
             found = await self._services.ports.open_socket(place_of(visit, awake), request, offered, limits)
-            if not _is_socket(found):
+            if not isinstance(found, PortSocket):
                 await self._decline(found)
                 return
             code, reason = GOING_AWAY, ""
@@ -162,7 +161,3 @@ async def refuse(error: PerdureError, send: Send) -> None:
 
 async def _receive(receive: Receive) -> Message:
     return await receive()
-
-
-def _is_socket(found: PortSocket | PortAnswer) -> TypeGuard[PortSocket]:
-    return hasattr(found, "subprotocol")

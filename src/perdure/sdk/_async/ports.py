@@ -26,7 +26,7 @@ class AsyncPorts:
 
     async def get(self, port: int) -> public.PortInfo:
         """Where a port is reached, and whether it is shared. Does not wake the workspace."""
-        return await self._workspace.fetch(_core.get(self._path("ports", port)), public.PortInfo)
+        return await self._workspace.fetch(_core.get(_core.port_path(self._workspace.id, "ports", port)), public.PortInfo)
 
     async def url(self, port: int) -> str:
         """Where a port is reached over HTTP: at a host of its own, where the server has a domain for ports, else below the API.
@@ -48,17 +48,16 @@ class AsyncPorts:
     async def share(self, port: int, *, expires_s: float = 3600.0, is_public: bool = False) -> public.SharedPort:
         """Make a link (``url``) that lets whoever has it reach the port for so long. ``is_public`` lets in everybody instead,
         without a link, until the port is unshared."""
-        body = _core.checked(public.SharePort, port=port, expires_s=expires_s, public=is_public)
-        call = _core.post(self._path("shares"), body.model_dump(mode="json"), repeatable=True)
+        body = _core.checked(public.SharePort, port=_core.checked_port(port), expires_s=expires_s, public=is_public)
+        call = _core.post(_core.workspace_path(self._workspace.id, "shares"), body.model_dump(mode="json"), repeatable=True)
         return await self._workspace.fetch(call, public.SharedPort)
 
     async def unshare(self, port: int) -> None:
         """Take back all links of a port, and that it is public. Raises NotFound when it is not shared."""
-        await self._workspace.fetch(Call("DELETE", self._path("shares", port)), public.Done)
+        await self._workspace.fetch(Call("DELETE", _core.port_path(self._workspace.id, "shares", port)), public.Done)
 
     async def shares(self) -> builtins.list[public.ShareInfo]:
         """The ports that are shared."""
-        return (await self._workspace.fetch(_core.get(self._path("shares")), public.ShareList)).shares
-
-    def _path(self, *rest: str | int) -> str:
-        return _core.workspace_path(self._workspace.id, *map(str, rest))
+        return (
+            await self._workspace.fetch(_core.get(_core.workspace_path(self._workspace.id, "shares")), public.ShareList)
+        ).shares

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from perdure.core.ids import WorkspaceId
 from perdure.wire.node.guest import ByteStream, Guest
@@ -84,6 +84,7 @@ class SocketClosed:
     reason: str = ""
 
 
+@runtime_checkable
 class PortSocket(Protocol):
     """A WebSocket to a program, open. ``receive`` and ``send`` may run at the same time, each once."""
 
