@@ -167,3 +167,14 @@ def test_a_store_that_is_none_refuses_the_start_in_one_sentence(url: str, option
         done = subprocess.run([*COMMAND, "up"], env=place.environment, capture_output=True, timeout=300, check=False)
         assert done.returncode == 1
         assert says in done.stderr.decode() and "Traceback" not in done.stderr.decode(), done.stderr.decode()
+
+
+def test_a_store_that_does_not_say_whose_it_is_is_told_before_the_start_and_refused_by_it(
+    images_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "photo").write_bytes(b"of somebody")
+    with Place.temporary(images_dir, PERDURE_STORE_URL=f"file://{tmp_path}") as place:
+        checks = {check["name"]: check for check in ok(place, "doctor")["checks"]}
+        assert checks["object store"]["status"] == "warn" and checks["object store"]["hint"]
+        done = subprocess.run([*COMMAND, "up"], env=place.environment, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 1 and "The object store is not empty (it holds 'photo')" in done.stderr.decode()

@@ -19,7 +19,7 @@ from perdure.machines.qemu import QemuDriver
 from perdure.machines.qemu_args import readonly_base
 from perdure.machines.qemu_host import WRITABLE_BASE
 from perdure.node import accelerator
-from perdure.snapshots.objects.opening import probe
+from perdure.snapshots.objects.opening import Found, probe
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
 #: Free space below which a warning is due: an image build needs about this much.
@@ -175,10 +175,14 @@ async def _store(settings: Settings) -> list[DoctorCheck]:
         return []
     name = "object store"
     try:
-        is_claimed = await probe(settings.store_url, settings.store_options)
+        found = await probe(settings.store_url, settings.store_options)
     except PerdureError as error:
         return [DoctorCheck(name=name, status=CheckStatus.FAIL, detail=error.message, hint=error.hint)]
-    used = "in use by an installation" if is_claimed else "empty"
+    if found is Found.STRANGE:
+        detail = f"{settings.store_url} holds something, and nothing in it says which installation it belongs to"
+        hint = "A server starts on it only if it finds its own uploads there. If not, use an empty bucket or prefix."
+        return [DoctorCheck(name=name, status=CheckStatus.WARN, detail=detail, hint=hint)]
+    used = "in use by an installation" if found is Found.CLAIMED else "empty"
     how = "sealed with a key of each tenant" if settings.store_encryption else "not encrypted by this server"
     return [DoctorCheck(name=name, status=CheckStatus.OK, detail=f"{settings.store_url} answers; {used}; {how}")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Any
 
 from perdure.core.errors import InvalidRequest, NotFound
@@ -28,13 +29,24 @@ def check(url: str, options: Iterable[str]) -> None:
     _opened(url, options, ATTEMPT_S, RETRY_S, retries=4)
 
 
-async def probe(url: str, options: Iterable[str]) -> bool:
-    """Ask the store once whether it belongs to somebody. Raises InvalidRequest or Unavailable."""
+class Found(StrEnum):
+    """What a look at a store finds."""
+
+    CLAIMED = "claimed"  # it says whose it is
+    EMPTY = "empty"
+    STRANGE = "strange"  # it holds something, and does not say whose it is
+
+
+async def probe(url: str, options: Iterable[str]) -> Found:
+    """Look at the store once. Raises InvalidRequest or Unavailable."""
+    objects = _opened(url, options, _PROBE_S, _PROBE_S, retries=1)
     try:
-        await _opened(url, options, _PROBE_S, _PROBE_S, retries=1).get(OWNER)
+        await objects.get(OWNER)
     except NotFound:
-        return False
-    return True
+        async for _ in objects.list(""):
+            return Found.STRANGE
+        return Found.EMPTY
+    return Found.CLAIMED
 
 
 def _opened(url: str, options: Iterable[str], attempt_s: float, retry_s: float, *, retries: int) -> ObstoreObjects:

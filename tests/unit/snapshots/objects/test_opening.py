@@ -8,7 +8,7 @@ import pytest
 
 from perdure.core.errors import InvalidRequest, Unavailable
 from perdure.snapshots.objects.keys import PlainKeyring
-from perdure.snapshots.objects.opening import open_remote, parse_options, probe
+from perdure.snapshots.objects.opening import Found, open_remote, parse_options, probe
 from tests.fakes.s3 import BUCKET, s3_server
 
 
@@ -32,9 +32,12 @@ def test_what_is_no_option_is_told(option: str) -> None:
 
 async def test_a_look_says_whose_it_is_or_why_nothing_can_be_said(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/objects"
-    assert not await probe(url, ())
+    assert await probe(url, ()) is Found.EMPTY
     await open_remote(url, (), PlainKeyring(), lambda: 1).claim("we")
-    assert await probe(url, ())
+    assert await probe(url, ()) is Found.CLAIMED
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "photo").write_bytes(b"not ours")
+    assert await probe(f"file://{tmp_path}/others", ()) is Found.STRANGE
     with pytest.raises(Unavailable, match="did not give"):
         await probe("s3://bucket", ("endpoint=http://127.0.0.1:9", "access_key_id=a", "secret_access_key=b", "region=x"))
     for wrong in ("s3://bucket?x=1", "nonsense", "s3://"):
@@ -51,4 +54,4 @@ async def test_an_endpoint_from_options_and_credentials_from_the_environment(mon
         options = (f"endpoint=http://127.0.0.1:{s3.port}", "region=us-east-1")
         url = f"s3://{BUCKET}/here"
         await open_remote(url, options, PlainKeyring(), lambda: 1).claim("we")
-        assert await probe(url, options)
+        assert await probe(url, options) is Found.CLAIMED
