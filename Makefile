@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Test files are dealt out to one process per core, in their order: cheap suites first, and the fixtures of a file in one process.
 # Whoever wants one process (a debugger, a quieter host) says WORKERS=0.
 WORKERS ?= auto
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 15
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile

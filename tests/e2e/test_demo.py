@@ -1,4 +1,5 @@
-"""``perdure demo`` and ``perdure bench wake`` as a user runs them: steps hold, documents have their shape, nothing is left."""
+"""``perdure demo`` and ``perdure bench`` as a user runs them: steps hold, documents have their shape, nothing is left. The demo is run
+by a user without a checkout: from the wheel, in an empty environment."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
-COMMAND = [str(Path(sys.executable).parent / "perdure")]
+from tests.conftest import ROOT
+
+COMMAND = Path(sys.executable).parent / "perdure"
 pytestmark = [pytest.mark.qemu, pytest.mark.slow]
 
 
@@ -58,16 +61,29 @@ def place(home: Path, images_dir: Path, base_image: Path) -> Iterator[Place]:
     yield Place(home, names)
 
 
-def run(place: Place, *arguments: str, timeout: float = 1500) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, *arguments], env=place.environment, capture_output=True, timeout=timeout, check=False)
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Path:
+    """The command of an environment that has the wheel and what it depends on."""
+    uv = Path(sys.executable).parent / "uv"
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, tmp_path / "venv"], check=True)
+    locked = ["--constraint", ROOT / "requirements.lock"]
+    subprocess.run([uv, "pip", "install", "-q", "--python", python, *locked, wheel], check=True)
+    return python.with_name("perdure")
+
+
+def run(place: Place, *arguments: str, command: Path = COMMAND, timeout: float = 1500) -> dict[str, Any]:
+    done = subprocess.run(
+        [command, *arguments], env=place.environment, cwd=place.directory, capture_output=True, timeout=timeout, check=False
+    )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}"
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
 @pytest.mark.timeout(1800)
-def test_the_demo_holds_on_real_input_and_leaves_nothing(place: Place) -> None:
-    document = run(place, "demo", "--json")
+def test_the_demo_of_an_installed_wheel_holds_on_real_input_and_leaves_nothing(place: Place, installed: Path) -> None:
+    document = run(place, "demo", "--json", command=installed)
     assert document["ok"] is True
     assert [step["name"] for step in document["steps"] if not step["ok"]] == []
     assert len(document["steps"]) >= 11
@@ -87,7 +103,7 @@ def test_the_demo_holds_on_real_input_and_leaves_nothing(place: Place) -> None:
 def test_ctrl_c_in_the_middle_ends_with_one_line_and_leaves_nothing(place: Place, step: str) -> None:
     """The signal goes to the whole foreground group, as a terminal sends it."""
     with subprocess.Popen(
-        [*COMMAND, "demo"], env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [COMMAND, "demo"], env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -142,7 +158,7 @@ def test_the_benchmark_of_snapshots_prints_its_rows_and_leaves_nothing(place: Pl
 
 def test_an_unknown_suite_is_one_sentence(place: Place) -> None:
     done = subprocess.run(
-        [*COMMAND, "bench", "nothing", "--json"], env=place.environment, capture_output=True, timeout=60, check=False
+        [COMMAND, "bench", "nothing", "--json"], env=place.environment, capture_output=True, timeout=60, check=False
     )
     error = json.loads(done.stderr)["error"]
     assert (done.returncode, error["code"], error["message"]) == (1, "invalid_request", "There is no benchmark suite 'nothing'.")
