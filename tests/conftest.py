@@ -22,7 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e")
 #: Of the last suite, the files that take a minute or more. They come first in it: files are dealt out whole, and one that is
 #: begun last keeps a single process busy while the others have nothing left.
-LONGEST = ("test_guides", "test_bad_input", "test_upgrade", "test_demo", "test_waking", "test_backup", "test_second_home", "test_sigkill")
+LONGEST = (
+    "test_guides",
+    "test_bad_input",
+    "test_upgrade",
+    "test_demo",
+    "test_waking",
+    "test_backup",
+    "test_second_home",
+    "test_sigkill",
+)
 
 
 def _rank(item: pytest.Item) -> tuple[int, int, bool]:

@@ -24,8 +24,8 @@ from perdure.sdk import AsyncClient, AsyncWorkspace, ResumeReport
 
 PORT = 8000
 CHECKOUT = "/root/project"
-#: Waits by reading from a pipe that stays empty: starting a process ten times a second is a load under emulation. Writes in place,
-#: for whoever reads a file that is cut and then written may find nothing in it.
+#: Waits by reading from a pipe that stays empty: starting a process ten times a second is a load under emulation. Writes in
+#: place, for whoever reads a file that is cut and then written may find nothing in it.
 COUNTER = "exec 9<> <(:); i=0; while :; do i=$((i+1)); echo $i 1<> /dev/shm/counter; read -t 0.1 -u 9; done"
 COUNTED_PAST = "exec 9<> <(:); until [ $(< /dev/shm/counter) -gt {count} ]; do read -t 0.1 -u 9; done"
 BRANCHES = 3
