@@ -1,5 +1,5 @@
-"""``perdure demo`` and ``perdure bench`` as a user runs them: steps hold, documents have their shape, nothing is left. The demo is
-run by a user without a checkout: from the wheel, in an empty environment."""
+"""``perdure demo`` and ``perdure bench`` as a user runs them: steps hold, documents have their shape, nothing is left. The demo
+is run by a user without a checkout: from the wheel, in an empty environment."""
 
 from __future__ import annotations
 
