@@ -18,8 +18,22 @@ from datetime import UTC, datetime
 
 from perdure.core.errors import AlreadyExists, Conflict, InvalidRequest, MachineFailed, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import ExecId
+from perdure.guest.progfile import understand
+from perdure.machines.guestlink_program import ping_over, status_of
 from perdure.wire import node
-from perdure.wire.node import ExecEnd, FileKind
+from perdure.wire.guest.ops import PROGRAM_FILE
+from perdure.wire.node import (
+    PROGRAM_PORT,
+    ExecEnd,
+    FileKind,
+    LogChunk,
+    LogRequest,
+    ProgramAct,
+    ProgramPing,
+    ProgramSpec,
+    ProgramStatus,
+)
+from tests.fakes.program import FakeProgram
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -60,6 +74,17 @@ class Command:
     def _tell(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+class ProgramCommand(Command):
+    """The workspace's program: what it writes is kept in its log."""
+
+    def __init__(self, spec: node.ExecSpec, pid: int, program: FakeProgram) -> None:
+        super().__init__(spec, pid)
+        self._program = program
+
+    def put(self, stream: str, data: bytes) -> None:
+        self._program.write(data)
 
 
 class Handle:
@@ -119,6 +144,13 @@ class World:
         self.largest_chunk = 0  # of any upload
         self.fail_write_after: int | None = None
         self.environment: dict[str, str] = {}
+        self.program = FakeProgram()
+
+    def end(self) -> None:
+        """Its machine is gone for good."""
+        self.program.kill()
+        for command in self.commands.values():
+            command.end(ExecEnd.LOST, None)
 
 
 class MemoryGuest:
@@ -335,6 +367,67 @@ class MemoryGuest:
     async def ping(self) -> float:
         self._check()
         return 0.001
+
+    # program
+
+    async def program(self) -> ProgramStatus:
+        self._check()
+        return self.world.program.status()
+
+    def _make(self, spec: node.ExecSpec, pid: int) -> Command:
+        return ProgramCommand(spec, pid, self.world.program)
+
+    def _read_program(self) -> None:
+        """What its file names."""
+        found, program = self.world.files.get(PROGRAM_FILE), self.world.program
+        given, problem = (None, "") if found is None else understand(bytes(found.content))
+        program.spec = status_of({"program": given}).spec
+        program.problem = f"{PROGRAM_FILE}: {problem}" if problem else ""
+
+    async def begin_program(self) -> None:
+        """As the first wake of a boot does it."""
+        self._read_program()
+        await self.world.program.start(self._make, self._run)
+
+    async def set_program(self, spec: ProgramSpec | None) -> ProgramStatus:
+        self._check()
+        if spec is None:
+            self.world.files.pop(PROGRAM_FILE, None)
+        else:
+            content = bytearray(spec.to_file())
+            await self.make_dir(posixpath.dirname(PROGRAM_FILE))
+            self.world.files[PROGRAM_FILE] = Node(FileKind.FILE, content)
+        return await self._act(ProgramAct.RESTART)
+
+    async def act_on_program(self, act: ProgramAct) -> ProgramStatus:
+        self._check()
+        status = await self._act(act)
+        if status.spec is None and not status.problem:
+            raise NotFound("No program is named in this workspace.", hint="Name one: perdure program set NAME -- COMMAND …")
+        return status
+
+    async def _act(self, act: ProgramAct) -> ProgramStatus:
+        program = self.world.program
+        if act is not ProgramAct.START:
+            await program.stop()
+        if act is not ProgramAct.STOP:
+            self._read_program()
+            await program.start(self._make, self._run)
+        return program.status()
+
+    async def program_log(self, request: LogRequest) -> AsyncIterator[LogChunk]:
+        self._check()
+        async for chunk in self.world.program.read(request, self.broken):
+            yield chunk
+
+    async def ping_program(self, deadline_s: float) -> ProgramPing | None:
+        spec = self.world.program.spec
+        port = PROGRAM_PORT if spec is None else spec.port
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await ping_over(await self.open_tcp(port), port)
+        except (PerdureError, TimeoutError):
+            return None
 
 
 class TcpStream:

@@ -103,6 +103,7 @@ class FakeMachine:
     def end(self) -> None:
         self.alive = False
         self.guest.broken.set()
+        self.world.program.kill()
         for command in self.world.commands.values():
             if command.task is not None:
                 command.task.cancel()
@@ -213,6 +214,7 @@ class FakeNode:
         parent = spec.source.snapshot_id if isinstance(spec.source, (FromSnapshot, FromDisk)) else None
         guest = MemoryGuest(world, identity.generation)
         hooks = await wake_inside(guest, spec, memory, reason, CONFINEMENT)
+        await guest.begin_program()
         # What is taken over is as new as it was: the last capture knows nothing of it.
         captured = taken.captured if taken is not None else copy.deepcopy(files)
         machine = FakeMachine(spec, world, guest, self._pids, parent, captured, touched_at=self.clock.monotonic())

@@ -268,6 +268,7 @@ class FakeWorkspaces(FakeTenants):
             row = replace(parent, id=child_id, name=name, kind=WorkspaceKind.BRANCH, parent_id=parent.id, forked_from=source.id)
             self.rows[child_id] = row
             made.append(self._start(row, MemoryFate.KEPT)[0])
+            await self.guests[child_id].begin_program()
         return made
 
     async def rewind(self, ctx: Context, ref: str, snapshot: str) -> tuple[Workspace, ResumeReport]:
@@ -336,8 +337,7 @@ class FakeWorkspaces(FakeTenants):
         row = self.find_row(ref)
         if guest := self.guests.pop(row.id, None):
             guest.broken.set()
-        for command in self.worlds.pop(row.id).commands.values():
-            command.end(node.ExecEnd.LOST, None)
+        self.worlds.pop(row.id).end()
         del self.rows[row.id]
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:

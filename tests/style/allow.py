@@ -24,7 +24,9 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/db/keeper.py::DatabaseKeeper._keep": "a period between attempts to start a database",
         "src/perdure/node/resident.py::Resident._await_room": "a period: nothing tells that a file system has room again",
         "src/perdure/node/resident.py::Resident._follow_pulse": "a period between pings",
+        "src/perdure/api/invoking.py::await_ready": "between two questions: a program tells nobody when it begins to listen",
         "tests/fakes/api_server.py::FakeServer.wait_for.watch": "looks at a condition inside the server between its events",
+        "tests/fakes/program.py::FakeProgram._supervise": "the wait before a program that ended is started again",
         "tests/fakes/guest_agent.py::_child": "the kernel sends no event for a child's birth",
         "src/perdure/node/compaction.py::Compaction._work": "a period: what fell asleep is looked at a while later, on purpose",
         "src/perdure/node/shared.py::SharedFiles._work": "a while after the server's start, on purpose: at first everybody wakes",
@@ -38,6 +40,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/snapshots/capture.py::now_ms": "for ids only, which sort by creation",
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
         "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
+        "src/perdure/guest/program.py": "the guest's own clock, for the start time of its program",
         "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",
     },
     "broad-except": {

@@ -17,9 +17,11 @@ from perdure.api.routes import (
     files,
     images,
     integrity,
+    invocations,
     keys,
     lineage,
     ports,
+    programs,
     server,
     tenants,
     tunnels,
@@ -49,7 +51,8 @@ def create_app(services: Services) -> FastAPI:
     app.state.exec_handles = {}
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
-    for module in (server, images, workspaces, lineage, integrity, execs, files, tunnels, ports, backups, tenants, keys, usage):
+    inside = (execs, files, tunnels, ports, programs, invocations)
+    for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

@@ -86,6 +86,15 @@ NEEDS: Mapping[str, Need] = {
     "list_shares": READ,
     "share_port": OPERATE,  # it lets others in
     "unshare_port": OPERATE,
+    "get_program": INVOKE,
+    "set_program": OPERATE,
+    "unset_program": OPERATE,
+    "start_program": OPERATE,
+    "stop_program": OPERATE,
+    "restart_program": OPERATE,
+    "program_logs": INVOKE,
+    "invoke": INVOKE,
+    "invoke_socket": INVOKE,
 }
 
 

@@ -245,6 +245,43 @@ def exec_event(value: node.ExecEvent) -> public.ExecEvent:
     return public.ExecEvent(type="exited", exec_id=value.exec_id, outcome=outcome(value))
 
 
+def program(value: node.ProgramStatus, generation: int, ping: node.ProgramPing | None = None) -> public.ProgramInfo:
+    spec, last = value.spec, value.last
+    return public.ProgramInfo(
+        program=None if spec is None else _program_spec(spec),
+        state=value.state,
+        pid=value.pid,
+        started_at=value.started_at,
+        restarts=value.restarts,
+        failures=value.failures,
+        retry_in_s=value.retry_in_s,
+        last=None
+        if last is None
+        else public.ProgramEndInfo(exit_code=last.exit_code, signal=last.signal, detail=text(last.detail), run_s=last.run_s),
+        problem=text(value.problem),
+        log_start=value.log_start,
+        log_end=value.log_end,
+        ping=None if ping is None else ping.status,
+        generation=generation,
+    )
+
+
+def _program_spec(value: node.ProgramSpec) -> public.ProgramSpecInfo:
+    return public.ProgramSpecInfo(
+        argv=[text(word) for word in value.argv],
+        env={text(name): text(content) for name, content in value.env.items()},
+        cwd=None if value.cwd is None else text(value.cwd),
+        user=None if value.user is None else text(value.user),
+        port=value.port,
+        restart=value.restart,
+        stop_grace_s=value.stop_grace_s,
+    )
+
+
+def log_chunk(value: node.LogChunk) -> public.LogChunk:
+    return public.LogChunk(type="output", offset=value.offset, data=base64.b64encode(value.data).decode(), gap=value.gap)
+
+
 def file_info(value: node.FileInfo) -> public.FileInfo:
     raw = value.path.encode("utf-8", "surrogateescape")
     path = text(value.path)

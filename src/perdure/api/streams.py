@@ -37,9 +37,13 @@ class _Lasting(Response):
     async def _farewell(self, send: Send) -> None:
         """Called instead of the rest when the server stops."""
 
+    async def _gone(self, receive: Receive) -> None:
+        """Returns when the client has left."""
+        await _disconnected(receive)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send))
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(self._gone(receive))
         closing = asyncio.create_task(self._closing.wait())
         tasks = {pump, gone, closing}
         try:

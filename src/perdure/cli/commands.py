@@ -74,6 +74,16 @@ COMMANDS = (
         "execs:run",
         "Run a command in a workspace; ends with the command's exit code, or 125 if Perdure failed.",
     ),
+    Entry(
+        "invoke",
+        "programs:invoke",
+        "Call a workspace's program and print its answer; wakes the workspace. Ends with 2 if the program answers with an error.",
+    ),
+    Entry(
+        "logs",
+        "programs:logs",
+        "Print what a workspace's program wrote, stdout and stderr in their order. With --json: one line per piece.",
+    ),
     Entry("cp", "copy:cp", "Copy a file or a whole directory into a workspace or out of it."),
     Entry(
         "forward",
@@ -147,6 +157,26 @@ IMAGE = (
         "Remove old images: those that no name points to any more and no workspace of this server uses.",
     ),
 )
+PROGRAM = (
+    Entry("show", "programs:show", "Show a workspace's program and how it does. Wakes the workspace."),
+    Entry(
+        "set",
+        "programs:set_it",
+        "Name the program that a workspace keeps running, and start it. Sleeps, forks and boots from disk keep it.",
+    ),
+    Entry("unset", "programs:unset", "End a workspace's program and forget it."),
+    Entry("start", "programs:start", "Start a workspace's program, now if it backs off."),
+    Entry(
+        "stop",
+        "programs:stop",
+        "Stop a workspace's program until it is started again or its machine boots from disk.",
+    ),
+    Entry(
+        "restart",
+        "programs:restart",
+        "End a workspace's program and start it anew, as the file that names it is now.",
+    ),
+)
 KEY = (
     Entry("create", "keys:create", "Make an API key and print its secret, this once."),
     Entry("ls", "keys:ls", "List API keys. Revoked and expired ones with --all."),
@@ -166,6 +196,7 @@ GROUPS = (
     ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
     ("branch", "Branches of a workspace.", BRANCH),
     ("image", "Images that workspaces start from.", IMAGE),
+    ("program", "The program that a workspace keeps running.", PROGRAM),
     ("key", "API keys of a tenant.", KEY),
     ("tenant", "Tenants of the server: nobody sees another one's workspaces.", TENANT),
 )

@@ -80,6 +80,12 @@ class Settings(BaseModel):
         description="Asleep, a workspace gets a base of its own if more of its memory, or over 60 %, is changed; 0: never.",
     )
     wake_deadline_s: float = Field(default=60.0, gt=0, description="How long a call waits for a workspace to be awake.")
+    program_deadline_s: float = Field(
+        default=60.0, gt=0, description="How long an invocation waits for a workspace's program to answer GET /ping."
+    )
+    invoke_limit_s: float = Field(
+        default=900.0, gt=0, description="How long a program may take to begin its answer to an invocation."
+    )
     shutdown_deadline_s: float = Field(
         default=60.0,
         gt=0,

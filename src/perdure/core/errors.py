@@ -26,6 +26,10 @@
     │   ├── PortClosed        it ended the connection before or within its answer
     │   ├── PortSilent        it took longer than was waited for
     │   └── PortMalformed     what it sent is not HTTP, or more than a head may hold
+    ├── ProgramNotReady       a workspace's program cannot be invoked now; ``details`` have the reason and its last lines
+    │   ├── ProgramMissing    there is none
+    │   ├── ProgramFailing    it ended, and nobody can expect it to be there soon
+    │   └── ProgramSilent     it runs and does not answer its /ping
     └── CorruptData           a checksum did not hold; names the file
         └── CorruptSnapshot
 
@@ -223,6 +227,37 @@ class PortMalformed(PortFailed):
     code = "port_malformed"
     ambiguous = True
     default_hint = "The program must speak HTTP/1.1 on this port."
+
+
+class ProgramNotReady(PerdureError):
+    """``details``: ``reason`` (no-program, stopped, ended, crashed, not-listening, no-answer) and, where it wrote something,
+    ``log``, the last lines of that. Nothing was sent to the program."""
+
+    code = "program_not_ready"
+    status = 502
+    retryable = True
+    default_hint = "See what it does and what it wrote: perdure program show NAME, perdure logs NAME."
+
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None, internal: str = "") -> None:
+        super().__init__(message, hint=hint, internal=internal)
+        if reason:
+            self.details = {"reason": reason}
+
+
+class ProgramMissing(ProgramNotReady):
+    code = "program_missing"
+    retryable = False
+    default_hint = "Name one: perdure program set NAME -- COMMAND …, or [program] in the image's recipe."
+
+
+class ProgramFailing(ProgramNotReady):
+    code = "program_failing"
+    retryable = False
+
+
+class ProgramSilent(ProgramNotReady):
+    code = "program_silent"
+    status = 504
 
 
 class CorruptData(PerdureError):

@@ -17,6 +17,8 @@ from perdure.guest.flush import Flusher
 from perdure.guest.loop import Loop
 from perdure.guest.net import Network
 from perdure.guest.port import Port, open_port
+from perdure.guest.proglog import ProgramLog
+from perdure.guest.program import Supervisor
 from perdure.guest.proxy import Proxy
 from perdure.guest.repair import DrySystem, System
 from perdure.guest.table import ExecTable
@@ -79,10 +81,12 @@ class Agent:
         self._flusher = Flusher(self.loop, world, self._files.hands)
         self._network = Network(self.loop, mux, options.ports)
         self._network.listen(Proxy(self.loop, self._network).serve)
+        self._log = ProgramLog(self.loop, mux, options.run_dir)
         self._dropped = 0
         self._control_logic = Control(self.loop, world, self._execs, self._flusher, options.system, self._drop_streams)
         self._control_logic.proxy_port = options.ports[1]
         self._control_logic.problems = self._network.problems
+        self._control_logic.program = Supervisor(self.loop, world, self._log)
         self._control = self._port(options.control_fd, CONTROL_PORT, self._on_control_event)
 
     def _halt(self, power_off: bool) -> None:
@@ -123,6 +127,7 @@ class Agent:
         self._dropped += self._network.drop_all()
         self._execs.cut_off_all()
         self._files.drop_all()
+        self._log.drop_all()
 
     def _on_data_event(self, event: Event) -> None:
         kind, stream = event.kind, event.stream
@@ -131,7 +136,7 @@ class Agent:
         elif kind == EventKind.OPEN:
             self._open(stream, event.value)
         elif kind == EventKind.ROOM:
-            for table in (self._execs, self._files, self._network):
+            for table in (self._execs, self._files, self._network, self._log):
                 table.on_room(stream)
         elif kind in (EventKind.SYNC, EventKind.BROKEN):
             self._drop()
@@ -151,6 +156,7 @@ class Agent:
         elif kind == EventKind.RESET:
             self._execs.on_gone(stream)
             self._files.on_gone(stream)
+            self._log.on_gone(stream)
             self._network.on_gone(stream, event.value)
 
     def _on_data(self, stream: int, event: Event) -> None:
@@ -170,6 +176,8 @@ class Agent:
             self._files.open(stream, request)
         elif op == Op.TCP:
             self._network.open(stream, request)
+        elif op == Op.LOGS:
+            self._log.open(stream, request)
         else:
             self._data.mux.reset(stream, Code.INVALID, f"The agent knows no operation {op!r}.")
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perdure.guest.execs import Command
     from perdure.guest.flush import Flusher
     from perdure.guest.loop import Loop
+    from perdure.guest.program import Supervisor
     from perdure.guest.repair import System
     from perdure.guest.table import ExecTable
     from perdure.guest.world import World
@@ -64,6 +65,7 @@ class Control:
         self._generation = 0
         self.proxy_port = 0
         self.problems: list[str] = []
+        self.program: Supervisor
         self._calls: dict[str, Callable[[dict[str, Any], Reply], None]] = {
             Call.HELLO: self._hello,
             Call.WAKE: self._wake,
@@ -75,6 +77,7 @@ class Control:
             Call.SETTLE: self._settle,
             Call.GROW_DISK: self._grow_disk,
             Call.POWEROFF: self._power_off,
+            Call.PROGRAM: self._program,
         }
         self._execs.environment = self._environment({}, proxy=False)
 
@@ -187,6 +190,7 @@ class Control:
         if answer.pop("host_keys", False):
             keys = {"exec_id": f"host-keys-{self._generation}", "argv": ["ssh-keygen", "-A"]}
             self._repair(answer, "ssh host keys", lambda: self._execs.run(keys, lambda _command: None))
+        self.program.begin(self._execs.environment)
         answer["wall_ns"] = self._system.wall_ns()
         reply(answer)
         self._flusher.stir()  # to be thawed takes processes time, and nobody can tell whether they used it to write
@@ -275,6 +279,9 @@ class Control:
         reply({"ok": True})
 
         self._in_worker(_sync_all, lambda _done: self._system.power_off(self._world.root))
+
+    def _program(self, request: dict[str, Any], reply: Reply) -> None:
+        self.program.act(request, reply)
 
     def _settle(self, request: dict[str, Any], reply: Reply) -> None:
         _Settling(self._loop, self._execs, request, reply).start()

@@ -58,7 +58,7 @@ def find(talk: Talk) -> None:
     found: list[dict[str, str]] = []
     try:
         names = sorted(name for name in os.listdir(DIRECTORY) if _NAME.match(name) and not name.endswith(_LEFT_OVER))
-        why = _untrusted(os.stat(DIRECTORY), "its directory")
+        why = untrusted(os.stat(DIRECTORY), "its directory")
     except (FileNotFoundError, NotADirectoryError):
         names, why = [], ""
     for name in names:
@@ -67,11 +67,11 @@ def find(talk: Talk) -> None:
         except OSError:
             continue  # a link to nothing
         if stat.S_ISREG(facts.st_mode) and facts.st_mode & 0o111:
-            found.append({"name": name, "refused": why or _untrusted(facts, "the file")})
+            found.append({"name": name, "refused": why or untrusted(facts, "the file")})
     talk.say(hooks=found[:HOOKS_MAX], more=max(0, len(found) - HOOKS_MAX))
 
 
-def _untrusted(facts: os.stat_result, what: str) -> str:
+def untrusted(facts: os.stat_result, what: str) -> str:
     """Hooks run as root: nobody else may be able to say what they do. Why not to run this one; "" if it may."""
     if facts.st_uid != OWNER:
         return f"It was not run: {what} belongs to user {facts.st_uid}, not to root."

@@ -146,6 +146,9 @@ class World:
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.view = root
         """The root as users see it, with what they mounted: for work on their files."""
+        self.is_held = False
+        """Users' processes have been told to stand still: nobody starts another by himself."""
+        self.on_thaw: Callable[[], None] = lambda: None
         self._oom_kills_seen = 0
         self._hooks: list[Group] = []  # groups beside the users' own, while somebody is in them
         self._adopted: list[Group] = []  # what hooks left running, now among the users' own
@@ -317,6 +320,7 @@ class World:
 
         After False the request stands: they freeze as soon as they can, until ``thaw``.
         """
+        self.is_held = True
         if self._cgroup is None:
             done(False)
             return
@@ -346,3 +350,5 @@ class World:
     def thaw(self) -> None:
         if self._cgroup is not None:
             write_file(f"{self._cgroup}/cgroup.freeze", "0")
+        self.is_held = False
+        self.on_thaw()

@@ -16,6 +16,15 @@ A recipe, complete::
     content = "hello\\n"                         # or source = "file beside the recipe"
     mode = 0o644
 
+    [program]                                   # started at boot and kept running, see docs/guides/agent-programs.md
+    argv = ["python3", "/srv/agent.py"]
+    env = { MODE = "production" }
+    cwd = "/srv"
+    user = "agent"                              # default root
+    port = 8080                                 # where it answers invocations
+    restart = "always"                          # or "on-failure", "never"
+    stop_grace_s = 10                           # from SIGTERM to SIGKILL
+
 With ``extends = "base"`` a recipe begins as that shipped one: lists are appended to, tables are merged, numbers are replaced.
 """
 
@@ -32,7 +41,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from perdure.core.errors import InvalidRequest, NotFound
-from perdure.wire.node import MachineSize
+from perdure.wire.guest.ops import PROGRAM_FILE
+from perdure.wire.node import PROGRAM_PORT, PROGRAM_STOP_GRACE_S, MachineSize, ProgramSpec, Restart
 
 #: Below this the kernel and the agent leave too little for programs: of 128 MiB a guest has 86, of 96 it has 54 (both boot).
 MIN_MEMORY_MIB = 128
@@ -160,7 +170,7 @@ def parse_recipe(text: bytes, *, where: str, beside: Path | None, sources: Mappi
     recipe = Recipe(
         name=reader.name(),
         packages=reader.strings("packages", _PACKAGE, "a Debian package name"),
-        files=reader.files(),
+        files=(*reader.files(), *reader.program()),
         commands=reader.strings("commands", None, "a command"),
         environment=reader.environment(),
         memory_mib=reader.number("memory_mib", base.memory_mib, MIN_MEMORY_MIB, MAX_MEMORY_MIB),
@@ -262,20 +272,25 @@ class _Reader:
         return value
 
     def environment(self) -> dict[str, str]:
-        value = self._take("environment")
+        return self._variables("environment")
+
+    def _variables(self, key: str) -> dict[str, str]:
+        value = self._take(key)
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self._wrong("environment is not a table.", 'Write environment = { NAME = "value" }.')
+            raise self._wrong(f"{key} is not a table.", f'Write {key} = {{ NAME = "value" }}.')
         for name, content in value.items():
             if not _VARIABLE.match(name) or not isinstance(content, str) or "\0" in content:
                 raise self._wrong(
-                    f"environment has {name} = {content!r}, which is no variable with a text value.", 'Write NAME = "value".'
+                    f"{key} has {name} = {content!r}, which is no variable with a text value.", 'Write NAME = "value".'
                 )
         return dict(value)
 
     def files(self) -> tuple[RecipeFile, ...]:
         value = self._take("files")
+        if isinstance(value, dict) and PROGRAM_FILE in value and "program" in self._left:
+            raise self._wrong(f"program and the file {PROGRAM_FILE} name the same thing.", "Give one of the two.")
         if value is None:
             return ()
         if not isinstance(value, dict):
@@ -316,6 +331,50 @@ class _Reader:
                 "Send it along (perdure image build does), or use content.",
             )
         return content
+
+    def program(self) -> tuple[RecipeFile, ...]:
+        """The file that names the program: part of the root disk like any other, and so of the digest."""
+        value = self._take("program")
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise self._wrong("program is not a table.", 'Write [program] and below it argv = ["…"].')
+        inner = _Reader(f"{self._where}: program", value, self._sources)
+        argv = inner.strings("argv", None, "a word of a command")
+        spec = ProgramSpec(
+            argv=argv,
+            env=inner._variables("env"),
+            cwd=inner._word("cwd"),
+            user=inner._word("user"),
+            port=inner.number("port", PROGRAM_PORT, 1, 65535),
+            restart=inner._restart(),
+            stop_grace_s=inner._seconds("stop_grace_s", PROGRAM_STOP_GRACE_S),
+        )
+        inner.nothing_left()
+        try:
+            return (RecipeFile(PROGRAM_FILE, spec.to_file()),)
+        except InvalidRequest as error:
+            raise self._wrong(f"program: {error.message}", error.hint) from error
+
+    def _word(self, key: str) -> str | None:
+        value = self._take(key)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise self._wrong(f"{key} is {value!r}, which is no text.", f'Write {key} = "…".')
+        return value
+
+    def _restart(self) -> Restart:
+        value = self._take("restart")
+        if value is not None and value not in list(Restart):
+            raise self._wrong(f"restart is {value!r}.", f"It is one of {', '.join(Restart)}.")
+        return Restart.ALWAYS if value is None else Restart(value)
+
+    def _seconds(self, key: str, default: float) -> float:
+        value = self._take(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(f"{key} is {value!r}, not a number of seconds.", f"Write {key} = {default:g}.")
+        return float(value)
 
     def nothing_left(self) -> None:
         if self._left:

@@ -24,8 +24,8 @@ from perdure.machines import guestlink_hooks
 from perdure.machines.driver import ChannelName
 from perdure.machines.guestlink_channel import Channel
 from perdure.machines.guestlink_exec import integer
-from perdure.machines.guestlink_files import GuestFiles
 from perdure.machines.guestlink_hooks import HookLimits
+from perdure.machines.guestlink_program import GuestProgram
 from perdure.machines.guestlink_stream import LinkStream, clean
 from perdure.wire.guest import PROTOCOL
 from perdure.wire.guest.ops import Call, Note, Op
@@ -95,7 +95,7 @@ class LinkActivity:
     operations: int  # grows with every request that may have changed something
 
 
-class GuestLink(GuestFiles):
+class GuestLink(GuestProgram):
     """One guest, one generation. Construct, ``open``, ``wake``; then use it as wire.node.Guest."""
 
     def __init__(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from perdure.core.errors import PerdureError
 from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommandHandle
+from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
 from perdure.sdk._async.workspace import AsyncWorkspace
 from perdure.sdk._core import CommandResult, Output
+from perdure.sdk._invoke import InvokeEvent, InvokeResult
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import CommandHandle
+from perdure.sdk._sync.programs import Invocation, Program
 from perdure.sdk._sync.workspace import Workspace
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, TransferMismatch
 from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo, WorkspaceInfo
@@ -16,6 +19,8 @@ from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo,
 __all__ = [
     "AsyncClient",
     "AsyncCommandHandle",
+    "AsyncInvocation",
+    "AsyncProgram",
     "AsyncWorkspace",
     "CallTimedOut",
     "Client",
@@ -24,8 +29,12 @@ __all__ = [
     "ConnectionLost",
     "FileInfo",
     "ImageInfo",
+    "Invocation",
+    "InvokeEvent",
+    "InvokeResult",
     "Output",
     "PerdureError",
+    "Program",
     "ResumeReport",
     "ServerUnreachable",
     "SnapshotInfo",

@@ -95,6 +95,15 @@ class Call:
     query: tuple[tuple[str, str], ...] = ()
     body: Mapping[str, Any] | None = None
     repeatable: bool = False
+    content: bytes | None = None  # in place of ``body``: sent as it is, with ``headers``
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the HTTP client is told of it beside method and URL."""
+        if self.content is not None:
+            return {"content": self.content, "headers": dict(self.headers)}
+        return {"json": self.body} if self.body is not None else {}
 
     @property
     def url(self) -> str:

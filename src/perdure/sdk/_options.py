@@ -36,6 +36,17 @@ class RunOptions(TypedDict, total=False):
     output_limit_bytes: int  # what a result keeps per stream; default 64 MiB
 
 
+class ProgramOptions(TypedDict, total=False):
+    """Of ``program.set``."""
+
+    envs: Mapping[str, str]
+    cwd: str | None  # default: the user's home
+    user: str | None  # name or uid[:gid] in the workspace; default root
+    port: int  # where it answers invocations; 8080
+    restart: str  # always (the default), on-failure, never
+    stop_grace_s: float  # SIGTERM to SIGKILL; 10
+
+
 OUTPUT_LIMIT_BYTES = 64 << 20
 _CREATE = {"template": "image", "allow": "egress_allow", "envs": "environment"}
 
@@ -52,6 +63,12 @@ def run_fields(options: RunOptions) -> dict[str, Any]:
     fields = {"env" if name == "envs" else name: _plain(value) for name, value in options.items() if value is not None}
     fields.pop("output_limit_bytes", None)
     return fields
+
+
+def program_fields(options: ProgramOptions) -> dict[str, Any]:
+    """The API's names of a program's options."""
+    _known(options, ProgramOptions, "program.set")
+    return {"env" if name == "envs" else name: _plain(value) for name, value in options.items() if value is not None}
 
 
 def _plain(value: object) -> object:

@@ -37,6 +37,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "rename": {"params": {"source": "/x", "destination": "/y"}},
     "remove": {"params": {"path": "/x"}},
     "share_port": {"json": {"port": 80}},
+    "set_program": {"json": {"argv": ["true"]}},
+    "invoke": {"json": {}},
 }
 #: Images are the node's: all tenants see the same, and only the operator changes them.
 SHARED = {"get_image", "remove_image"}
@@ -65,7 +67,7 @@ def absent(path: str) -> str:
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:
-    assert set(policy.NEEDS) == {*ROUTES, "tunnel", "proxy_port"}
+    assert set(policy.NEEDS) == {*ROUTES, "tunnel", "proxy_port", "invoke_socket"}
     with pytest.raises(Forbidden, match="a defect in Perdure"):
         policy.check(OPERATOR, "forgotten")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from perdure.core.errors import InvalidRequest, NotFound
 from perdure.images.recipe import Recipe, check_size, load_recipe, parse_recipe, shipped_recipes
+from perdure.wire.guest.ops import PROGRAM_FILE
 from perdure.wire.node import MachineSize
 
 
@@ -230,3 +233,68 @@ def test_sizes_that_cannot_boot_say_the_bound() -> None:
         check_size(MachineSize(127, 1))
     with pytest.raises(InvalidRequest, match="vcpus is 65"):
         check_size(MachineSize(512, 65))
+
+
+# -------------------------------------------------------------------------------------------------------------- program
+
+PROGRAM = """
+name = "x"
+[program]
+argv = ["python3", "/srv/a.py"]
+env = { A = "1" }
+cwd = "/srv"
+user = "nobody"
+port = 9000
+restart = "on-failure"
+stop_grace_s = 2.5
+"""
+
+
+def test_a_program_is_a_file_of_the_root_disk_and_so_of_the_digest() -> None:
+    (file,) = parse(PROGRAM).files
+    assert (file.path, file.mode) == (PROGRAM_FILE, 0o644)
+    assert json.loads(file.content) == {
+        "argv": ["python3", "/srv/a.py"],
+        "env": {"A": "1"},
+        "cwd": "/srv",
+        "user": "nobody",
+        "port": 9000,
+        "restart": "on-failure",
+        "stop_grace_s": 2.5,
+    }
+    recipes = [parse(text) for text in (PROGRAM, PROGRAM.replace("9000", "9001"), 'name = "x"')]
+    assert len({recipe.root_digest for recipe in recipes}) == len({recipe.digest for recipe in recipes}) == 3
+    assert parse('name = "x"').digest == parse('name = "x"\ncommands = []').digest
+
+
+def test_a_recipe_that_extends_another_keeps_or_replaces_its_program() -> None:
+    assert [file.path for file in parse('name = "x"\nextends = "base"\n[program]\nargv = ["a"]').files].count(PROGRAM_FILE) == 1
+    defaults = json.loads(parse('name = "x"\n[program]\nargv = ["a"]').files[0].content)
+    assert (defaults["port"], defaults["restart"], defaults["stop_grace_s"]) == (8080, "always", 10)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("program = 3", "program is not a table"),
+        ("[program]", "needs at least its first word"),
+        ('[program]\nargv = "a"', "argv is not a list"),
+        ('[program]\nargv = ["a", 3]', "3 in argv is not a word"),
+        ('[program]\nargv = ["a"]\ncolour = "red"', "'colour' is not a key"),
+        ('[program]\nargv = ["a"]\nport = 0', "port is 0"),
+        ('[program]\nargv = ["a"]\nrestart = "sometimes"', "restart is 'sometimes'"),
+        ('[program]\nargv = ["a"]\nrestart = 1', "restart is 1"),
+        ('[program]\nargv = ["a"]\nstop_grace_s = "2"', "not a number of seconds"),
+        ('[program]\nargv = ["a"]\nstop_grace_s = -1', "must be between 0 and 3600"),
+        ('[program]\nargv = ["a"]\nstop_grace_s = nan', "must be between 0 and 3600"),
+        ('[program]\nargv = ["a"]\nenv = ["A"]', "env is not a table"),
+        ('[program]\nargv = ["a"]\nenv = { A = 1 }', "env has A = 1"),
+        ('[program]\nargv = ["a"]\ncwd = 3', "cwd is 3"),
+        ('[program]\nargv = ["a"]\nuser = ""', "user is ''"),
+        (f'[program]\nargv = ["a"]\n[files."{PROGRAM_FILE}"]\ncontent = ""', "name the same thing"),
+    ],
+)
+def test_a_mistake_in_a_program_is_one_sentence(line: str, complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(complaint)) as caught:
+        parse(f'name = "x"\n{line}')
+    assert caught.value.message.startswith("r.toml") and caught.value.hint

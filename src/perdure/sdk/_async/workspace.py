@@ -6,7 +6,7 @@ import builtins
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 from perdure.core.errors import AlreadyExists, Conflict, DeadlineExceeded, PerdureError
 from perdure.sdk import _core
@@ -15,7 +15,9 @@ from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommands
 from perdure.sdk._async.files import AsyncFiles
 from perdure.sdk._async.ports import AsyncPorts
+from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
 from perdure.sdk._core import Call
+from perdure.sdk._invoke import InvokeOptions, InvokeResult, invocation
 from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
@@ -41,6 +43,7 @@ class AsyncWorkspace:
         self.commands = AsyncCommands(self)
         self.files = AsyncFiles(self)
         self.ports = AsyncPorts(self)
+        self.program = AsyncProgram(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"
@@ -267,7 +270,28 @@ class AsyncWorkspace:
         """What its last wake kept, asked of the server; None if it never woke."""
         return (await self.fetch(_core.get(self._path("report")), public.ReportAnswer)).report
 
-    # -------------------------------------------------------------------------------------------------------------- ports
+    # ---------------------------------------------------------------------------------------------------- program, ports
+
+    @overload
+    async def invoke(
+        self, payload: object = None, *, stream: Literal[False] = False, **options: Unpack[InvokeOptions]
+    ) -> InvokeResult: ...
+
+    @overload
+    async def invoke(
+        self, payload: object = None, *, stream: Literal[True], **options: Unpack[InvokeOptions]
+    ) -> AsyncInvocation: ...
+
+    async def invoke(
+        self, payload: object = None, *, stream: bool = False, **options: Unpack[InvokeOptions]
+    ) -> InvokeResult | AsyncInvocation:
+        """Call its program with a payload, bytes as they are and everything else as JSON; wakes it and waits until it is ready.
+
+        An error that the program answers is a result. ProgramNotReady says why there is no answer; ConnectionLost is ambiguous,
+        and nothing is repeated by itself. With ``stream`` the answer's events come one by one to who iterates over the result.
+        """
+        made = AsyncInvocation(self, invocation(self.id, payload, options), options.get("timeout_s"))
+        return made if stream else await made.result()
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> AsyncForward:
         """A local port that leads to ``port`` inside: ``async with workspace.forward(8000) as tunnel: tunnel.url``."""

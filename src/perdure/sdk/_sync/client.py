@@ -82,7 +82,7 @@ class Client:
             pause(delay_s)
 
     def _once(self, call: Call, timeout_s: float | None) -> httpx2.Response:
-        options: dict[str, Any] = {"json": call.body} if call.body is not None else {}
+        options = call.payload
         if timeout_s is not None:
             options["timeout"] = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
         with self._seam(call):
@@ -104,13 +104,15 @@ class Client:
         return kind.model_validate_json(response.content)
 
     @contextmanager
-    def stream(self, call: Call, *, silence_s: float | None = _core.SILENCE_S) -> Iterator[httpx2.Response]:
-        """Do a call whose answer lasts. A server that says nothing for ``silence_s`` counts as gone."""
-        options: dict[str, Any] = {"json": call.body} if call.body is not None else {}
-        timeout = httpx2.Timeout(None, connect=_core.CONNECT_TIMEOUT_S)
+    def stream(
+        self, call: Call, *, silence_s: float | None = _core.SILENCE_S, timeout_s: float | None = None
+    ) -> Iterator[httpx2.Response]:
+        """Do a call whose answer lasts. It may take ``timeout_s`` to begin; a server that then says nothing for ``silence_s``
+        counts as gone. What a program in a workspace answers is passed on, whatever its status."""
+        timeout = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
         with self._seam(call):
-            with self._http.stream(call.method, call.url, timeout=timeout, **options) as response:
-                if response.status_code >= 400:
+            with self._http.stream(call.method, call.url, timeout=timeout, **call.payload) as response:
+                if response.status_code >= 400 and public.ANSWERED_BY_HEADER not in response.headers:
                     _core.judge(response.status_code, response.read())
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response

@@ -8,17 +8,19 @@ import builtins
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
 from perdure.core.errors import AlreadyExists, Conflict, DeadlineExceeded, PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import default_client
 from perdure.sdk._core import Call
+from perdure.sdk._invoke import InvokeOptions, InvokeResult, invocation
 from perdure.sdk._options import CreateOptions, create_fields
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import Commands
 from perdure.sdk._sync.files import Files
 from perdure.sdk._sync.ports import Ports
+from perdure.sdk._sync.programs import Invocation, Program
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
 
@@ -43,6 +45,7 @@ class Workspace:
         self.commands = Commands(self)
         self.files = Files(self)
         self.ports = Ports(self)
+        self.program = Program(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"
@@ -267,7 +270,26 @@ class Workspace:
         """What its last wake kept, asked of the server; None if it never woke."""
         return (self.fetch(_core.get(self._path("report")), public.ReportAnswer)).report
 
-    # -------------------------------------------------------------------------------------------------------------- ports
+    # ---------------------------------------------------------------------------------------------------- program, ports
+
+    @overload
+    def invoke(
+        self, payload: object = None, *, stream: Literal[False] = False, **options: Unpack[InvokeOptions]
+    ) -> InvokeResult: ...
+
+    @overload
+    def invoke(self, payload: object = None, *, stream: Literal[True], **options: Unpack[InvokeOptions]) -> Invocation: ...
+
+    def invoke(
+        self, payload: object = None, *, stream: bool = False, **options: Unpack[InvokeOptions]
+    ) -> InvokeResult | Invocation:
+        """Call its program with a payload, bytes as they are and everything else as JSON; wakes it and waits until it is ready.
+
+        An error that the program answers is a result. ProgramNotReady says why there is no answer; ConnectionLost is ambiguous,
+        and nothing is repeated by itself. With ``stream`` the answer's events come one by one to who iterates over the result.
+        """
+        made = Invocation(self, invocation(self.id, payload, options), options.get("timeout_s"))
+        return made if stream else made.result()
 
     def forward(self, port: int, *, local_port: int = 0, host: str = "127.0.0.1") -> Forward:
         """A local port that leads to ``port`` inside: ``with workspace.forward(8000) as tunnel: tunnel.url``."""

@@ -33,6 +33,7 @@ class Call:
     SETTLE = "settle"  # {commands, deadline_s, drop_caches} → {ran, idle}
     GROW_DISK = "grow_disk"  # the user's file system to the size of its disk → {bytes}
     POWEROFF = "poweroff"
+    PROGRAM = "program"  # {do: show | start | stop | restart} → what the supervisor knows of the workspace's program
 
 
 class Note:
@@ -57,6 +58,7 @@ class Op:
     RENAME = "rename"
     REMOVE = "remove"
     TCP = "tcp"
+    LOGS = "logs"  # {offset | tail, follow} → {offset}, then the program's output, with a message where some is lost
     # Opened by the guest:
     API = "api"
     EGRESS = "egress"
@@ -79,6 +81,18 @@ class Hook:
     NOT_STARTED = "not-started"
     REFUSED = "refused"  # others than root can change it
     SKIPPED = "skipped"  # those before it had used up the time of all
+
+
+class ProgramState:
+    """What the workspace's program does."""
+
+    NONE = "none"  # nobody has named one, or what names it cannot be understood
+    STARTING = "starting"
+    RUNNING = "running"
+    BACKING_OFF = "backing-off"  # it ended, and is started again after a while
+    STOPPING = "stopping"
+    STOPPED = "stopped"  # on request
+    ENDED = "ended"  # by itself, and its restart policy leaves it so
 
 
 class Code:
@@ -116,3 +130,10 @@ HOOK_OUTPUTS_BYTES = 6000
 #: Commands running at once.
 EXECS_MAX = 256
 PATH_MAX = 4096
+#: Where a workspace's program is named, as users see it; the largest file that is read; the port it has when none is given.
+PROGRAM_FILE = "/etc/perdure/program.json"
+PROGRAM_FILE_BYTES = 20_000
+PROGRAM_PORT = 8080
+PROGRAM_STOP_GRACE_S = 10.0
+#: The end of its output that is kept, whatever happens to it and to the agent.
+PROGRAM_LOG_BYTES = 1024 * 1024

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from perdure.core.ids import ExecId
+from perdure.wire.node.programs import LogChunk, LogRequest, ProgramAct, ProgramPing, ProgramSpec, ProgramStatus
 
 
 class ByteStream(Protocol):
@@ -173,6 +174,25 @@ class Guest(Protocol):
 
     async def open_tcp(self, port: int) -> ByteStream:
         """A stream to 127.0.0.1:port inside; raises NotFound when nothing listens there."""
+        ...
+
+    async def program(self) -> ProgramStatus:
+        """What its program does."""
+        ...
+
+    async def set_program(self, spec: ProgramSpec | None) -> ProgramStatus:
+        """Name its program and start it anew, or with None end it and forget it."""
+        ...
+
+    async def act_on_program(self, act: ProgramAct) -> ProgramStatus:
+        """Answers when that is done, or under way for ten seconds. Raises NotFound where no program is named."""
+        ...
+
+    def program_log(self, request: LogRequest) -> AsyncIterator[LogChunk]: ...
+
+    async def ping_program(self, deadline_s: float) -> ProgramPing | None:
+        """What its program answers to ``GET /ping``; None when it answers nothing of the kind in time. Does not count as use of
+        the workspace, so that whoever asks whether it is idle does not keep it from being so."""
         ...
 
     async def ping(self) -> float:

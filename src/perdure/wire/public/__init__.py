@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from perdure.wire.public.backups import BackupEvent, BackupInfo, LeftOutInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
+    ANSWERED_BY_HEADER,
     GENERATION_HEADER,
     HEARTBEAT_S,
     ISOLATION_HEADER,
@@ -62,6 +63,17 @@ from perdure.wire.public.lineage import (
     SnapshotPlace,
 )
 from perdure.wire.public.ports import PortInfo, SharedPort, ShareInfo, ShareList, SharePort
+from perdure.wire.public.programs import (
+    CUSTOM_PREFIX,
+    RUNTIME_PREFIX,
+    RUNTIME_REQUEST_HEADER,
+    SESSION_HEADER,
+    LogChunk,
+    ProgramEndInfo,
+    ProgramInfo,
+    ProgramSpecInfo,
+    SetProgram,
+)
 from perdure.wire.public.server import (
     CheckStatus,
     DoctorCheck,
@@ -111,12 +123,17 @@ from perdure.wire.public.workspaces import (
 )
 
 __all__ = [
+    "ANSWERED_BY_HEADER",
+    "CUSTOM_PREFIX",
     "GENERATION_HEADER",
     "HEARTBEAT_S",
     "ISOLATION_HEADER",
     "REASON_HEADER",
     "REQUEST_ID_HEADER",
     "RESUME_HEADER",
+    "RUNTIME_PREFIX",
+    "RUNTIME_REQUEST_HEADER",
+    "SESSION_HEADER",
     "Accepted",
     "Answer",
     "AsleepAnswer",
@@ -164,10 +181,14 @@ __all__ = [
     "KeyList",
     "LeftOutInfo",
     "Log",
+    "LogChunk",
     "LogEntry",
     "MakeBackup",
     "NameSnapshot",
     "PortInfo",
+    "ProgramEndInfo",
+    "ProgramInfo",
+    "ProgramSpecInfo",
     "PrunedImages",
     "PushSnapshot",
     "RecoverWorkspace",
@@ -178,6 +199,7 @@ __all__ = [
     "ResumeReport",
     "RewindWorkspace",
     "Seconds",
+    "SetProgram",
     "ShareInfo",
     "ShareList",
     "SharePort",

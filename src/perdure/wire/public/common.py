@@ -15,6 +15,8 @@ RESUME_HEADER = "perdure-resume-report"
 REQUEST_ID_HEADER = "perdure-request-id"
 #: On an answer that is not the program's own, though it was asked for a port of a workspace: the error's code.
 REASON_HEADER = "perdure-reason"
+#: On what a program in a workspace has answered itself, errors of its own included; its value is ``program``.
+ANSWERED_BY_HEADER = "perdure-answered-by"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
 Text = Annotated[str, Field(max_length=4096)]
