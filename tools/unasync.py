@@ -70,7 +70,7 @@ def convert(text: str) -> str:
 
 def prose(text: str) -> str:
     """Names that stand in docstrings and comments."""
-    text = re.sub(r"\basync with\b", "with", text)
+    text = re.sub(r"\basync (with|for)\b", r"\1", text).replace("``await ", "``")
     return re.sub(r"\bAsync(?=[A-Z])", "", text)
 
 

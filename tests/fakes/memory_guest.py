@@ -8,15 +8,11 @@ are joined by ``;``.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import posixpath
 import shlex
-import zlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
-from perdure.core.errors import AlreadyExists, Conflict, InvalidRequest, MachineFailed, NotFound, PerdureError, StaleGeneration
+from perdure.core.errors import AlreadyExists, Conflict, MachineFailed, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import ExecId
 from perdure.guest.progfile import understand
 from perdure.machines.guestlink_program import ping_over, status_of
@@ -33,18 +29,8 @@ from perdure.wire.node import (
     ProgramSpec,
     ProgramStatus,
 )
+from tests.fakes.memory_files import MOMENT, Disk, MemoryFiles, Node
 from tests.fakes.program import FakeProgram
-
-MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-@dataclass
-class Node:
-    kind: FileKind
-    content: bytearray = field(default_factory=bytearray)
-    mode: int = 0o644
-    target: str | None = None
-    declared_size: int | None = None  # what stat says, when it lies
 
 
 class Command:
@@ -133,16 +119,14 @@ class Handle:
         self.closed = True
 
 
-class World:
+class World(Disk):
     """What survives generations: files and processes."""
 
     def __init__(self) -> None:
-        self.files: dict[str, Node] = {"/": Node(FileKind.DIRECTORY, mode=0o755), "/root": Node(FileKind.DIRECTORY, mode=0o755)}
+        super().__init__()
         self.commands: dict[str, Command] = {}
         self.ports: set[int] = set()  # ports of this test's own servers on the host's loopback
         self.programs: dict[int, Callable[[], node.ByteStream]] = {}  # what answers a connection to a port, in this process
-        self.largest_chunk = 0  # of any upload
-        self.fail_write_after: int | None = None
         self.environment: dict[str, str] = {}
         self.program = FakeProgram()
 
@@ -153,22 +137,18 @@ class World:
             command.end(ExecEnd.LOST, None)
 
 
-class MemoryGuest:
+class MemoryGuest(MemoryFiles):
     """One generation of a World."""
 
     def __init__(self, world: World, generation: int) -> None:
+        super().__init__(world)
         self.world = world
         self.generation = generation
-        self.broken = asyncio.Event()
-
-    def _check(self) -> None:
-        if self.broken.is_set():
-            raise StaleGeneration("The workspace is no longer at this generation.")
 
     # execs
 
     async def start_exec(self, spec: node.ExecSpec) -> Handle:
-        self._check()
+        self.check()
         if spec.exec_id in self.world.commands:
             raise AlreadyExists(f"The command {spec.exec_id} exists.")
         command = Command(spec, 100 + len(self.world.commands))
@@ -238,7 +218,7 @@ class MemoryGuest:
         return 0
 
     async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> Handle:
-        self._check()
+        self.check()
         return Handle(self._command(exec_id), {"stdout": stdout_offset, "stderr": stderr_offset}, self.broken)
 
     def _command(self, exec_id: str) -> Command:
@@ -247,17 +227,17 @@ class MemoryGuest:
         return self.world.commands[exec_id]
 
     async def signal_exec(self, exec_id: ExecId, signal: int) -> None:
-        self._check()
+        self.check()
         self._command(exec_id).signals.append(signal)
         if signal == 15:
             self._command(exec_id).end(ExecEnd.SIGNALED, 143, 15)
 
     async def kill_exec(self, exec_id: ExecId) -> None:
-        self._check()
+        self.check()
         self._command(exec_id).end(ExecEnd.KILLED, 143, 15)
 
     async def list_execs(self) -> tuple[node.ExecInfo, ...]:
-        self._check()
+        self.check()
         return tuple(
             node.ExecInfo(
                 one.spec.exec_id,
@@ -271,93 +251,10 @@ class MemoryGuest:
             for one in self.world.commands.values()
         )
 
-    # files
-
-    def _node(self, path: str) -> Node:
-        self._check()
-        path = posixpath.normpath(path)
-        if path not in self.world.files:
-            raise NotFound(f"There is no {path!r} in the workspace.")
-        return self.world.files[path]
-
-    def _info(self, path: str, found: Node) -> node.FileInfo:
-        return node.FileInfo(
-            path,
-            posixpath.basename(path),
-            found.kind,
-            len(found.content) if found.declared_size is None else found.declared_size,
-            found.mode,
-            0,
-            0,
-            MOMENT,
-            found.target,
-        )
-
-    async def stat(self, path: str) -> node.FileInfo:
-        return self._info(posixpath.normpath(path), self._node(path))
-
-    async def list_dir(self, path: str) -> tuple[node.FileInfo, ...]:
-        if self._node(path).kind is not FileKind.DIRECTORY:
-            raise InvalidRequest(f"{path!r} is not a directory.")
-        root = posixpath.normpath(path)
-        inside = sorted(one for one in self.world.files if one != "/" and posixpath.dirname(one) == root)
-        return tuple(self._info(one, self.world.files[one]) for one in inside)
-
-    async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        found = self._node(path)
-        if found.kind is not FileKind.FILE and found.kind is not FileKind.SYMLINK:
-            raise InvalidRequest(f"{path}: is {'a directory' if found.kind is FileKind.DIRECTORY else 'not a regular file'}.")
-        end = len(found.content) if length is None else min(len(found.content), offset + length)
-        for start in range(offset, end, 65536):
-            yield bytes(found.content[start : min(end, start + 65536)])
-            self._check()
-
-    async def write_file(self, path: str, content: AsyncIterator[bytes], *, mode: int | None = None) -> node.FileWritten:
-        path = posixpath.normpath(path)
-        if self._node(posixpath.dirname(path)).kind is not FileKind.DIRECTORY:
-            raise InvalidRequest("The parent is not a directory.")
-        digest, crc, length, kept = hashlib.sha256(), 0, 0, bytearray()
-        async for chunk in content:
-            self.world.largest_chunk = max(self.world.largest_chunk, len(chunk))
-            digest.update(chunk)
-            crc = zlib.crc32(chunk, crc)
-            length += len(chunk)
-            if len(kept) < 1 << 20:  # what is larger is counted and hashed, not kept
-                kept += chunk
-            if self.world.fail_write_after is not None and length > self.world.fail_write_after:
-                raise MachineFailed("The guest broke in the middle of a write.")
-        old = self.world.files.get(path)
-        self.world.files[path] = Node(FileKind.FILE, kept, mode if mode is not None else old.mode if old else 0o644)
-        return node.FileWritten(path, length, crc, digest.hexdigest())
-
-    async def make_dir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        path = posixpath.normpath(path)
-        if path in self.world.files:
-            if not parents or self._node(path).kind is not FileKind.DIRECTORY:
-                raise AlreadyExists(f"{path!r} exists.")
-            return
-        if parents:
-            await self.make_dir(posixpath.dirname(path))
-        self._node(posixpath.dirname(path))
-        self.world.files[path] = Node(FileKind.DIRECTORY, mode=mode)
-
-    async def rename(self, source: str, destination: str) -> None:
-        self._node(source)
-        self.world.files[posixpath.normpath(destination)] = self.world.files.pop(posixpath.normpath(source))
-
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        self._node(path)
-        path = posixpath.normpath(path)
-        inside = [one for one in self.world.files if one.startswith(path.rstrip("/") + "/")]
-        if inside and not recursive:
-            raise Conflict(f"{path!r} is not empty.")
-        for one in [path, *inside]:
-            self.world.files.pop(one, None)
-
     # ports
 
     async def open_tcp(self, port: int) -> node.ByteStream:
-        self._check()
+        self.check()
         if port in self.world.programs:
             return self.world.programs[port]()
         if port not in self.world.ports:
@@ -365,13 +262,13 @@ class MemoryGuest:
         return TcpStream(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ping(self) -> float:
-        self._check()
+        self.check()
         return 0.001
 
     # program
 
     async def program(self) -> ProgramStatus:
-        self._check()
+        self.check()
         return self.world.program.status()
 
     def _make(self, spec: node.ExecSpec, pid: int) -> Command:
@@ -390,7 +287,7 @@ class MemoryGuest:
         await self.world.program.start(self._make, self._run)
 
     async def set_program(self, spec: ProgramSpec | None) -> ProgramStatus:
-        self._check()
+        self.check()
         if spec is None:
             self.world.files.pop(PROGRAM_FILE, None)
         else:
@@ -400,7 +297,7 @@ class MemoryGuest:
         return await self._act(ProgramAct.RESTART)
 
     async def act_on_program(self, act: ProgramAct) -> ProgramStatus:
-        self._check()
+        self.check()
         status = await self._act(act)
         if status.spec is None and not status.problem:
             raise NotFound("No program is named in this workspace.", hint="Name one: perdure program set NAME -- COMMAND …")
@@ -416,7 +313,7 @@ class MemoryGuest:
         return program.status()
 
     async def program_log(self, request: LogRequest) -> AsyncIterator[LogChunk]:
-        self._check()
+        self.check()
         async for chunk in self.world.program.read(request, self.broken):
             yield chunk
 
@@ -453,4 +350,4 @@ class TcpStream:
         self._writer.close()
 
 
-__all__ = ["Command", "Handle", "MemoryGuest", "Node", "PerdureError", "TcpStream", "World"]
+__all__ = ["MOMENT", "Command", "Handle", "MemoryGuest", "Node", "PerdureError", "TcpStream", "World"]

@@ -41,6 +41,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/clock.py": "the one place where the host's clock is read; everything else receives a Clock",
         "src/perdure/guest/execs.py": "the guest's own clock, for the start times of its commands",
         "src/perdure/guest/program.py": "the guest's own clock, for the start time of its program",
+        "src/perdure/guest/uploads.py": "the guest's own clock: how long ago the last piece of an upload came",
         "src/perdure/guest/repair.py": "reads and steps the guest's clock: that is its job",
     },
     "broad-except": {

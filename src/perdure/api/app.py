@@ -24,6 +24,7 @@ from perdure.api.routes import (
     programs,
     server,
     tenants,
+    transfers,
     tunnels,
     usage,
     workspaces,
@@ -51,7 +52,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.exec_handles = {}
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
-    inside = (execs, files, tunnels, ports, programs, invocations)
+    inside = (execs, files, transfers, tunnels, ports, programs, invocations)
     for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage):
         v1.include_router(module.router)
 

@@ -17,8 +17,8 @@ from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
 from perdure.core.errors import Unauthenticated
 from perdure.wire import public
-from perdure.wire.node import ExecHandle
-from perdure.wire.paths import guest_path
+from perdure.wire.node import ExecHandle, Place
+from perdure.wire.paths import place_of
 from perdure.workspaces.model import Awake, Context, Workspaces
 
 
@@ -69,11 +69,15 @@ def exact_query(connection: HTTPConnection, name: str) -> str:
     return str(values[name][-1])
 
 
-def _path(connection: HTTPConnection, path: Annotated[str, Query(description="Absolute path in the workspace.")]) -> str:
-    return guest_path(exact_query(connection, "path"))
+def _place(
+    connection: HTTPConnection,
+    path: Annotated[str, Query(description="Absolute path in the workspace; with `root`, below that.")],
+    root: Annotated[str | None, Query(description="A directory that neither `..` nor links may lead out of.")] = None,
+) -> Place:
+    return place_of(None if root is None else exact_query(connection, "root"), exact_query(connection, "path"))
 
 
-GuestPath = Annotated[str, Depends(_path)]
+GuestPlace = Annotated[Place, Depends(_place)]
 
 
 def awake_headers(awake: Awake) -> dict[str, str]:

@@ -30,7 +30,9 @@ from perdure.wire.public import REQUEST_ID_HEADER
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Bodies that are parsed as a whole may be this large; file contents and stdin are streamed and have no limit.
 BODY_BYTES_MAX = 4 << 20
-STREAMED = re.compile(r"/v1/workspaces/[^/]+/(?:files/content|execs/[^/]+/stdin|ports/[0-9]+/.*|invocations)", re.DOTALL)
+STREAMED = re.compile(
+    r"/v1/workspaces/[^/]+/(?:files/(?:content|tar|uploads/[^/]+)|execs/[^/]+/stdin|ports/[0-9]+/.*|invocations)", re.DOTALL
+)
 CALLER = "perdure.caller"
 
 

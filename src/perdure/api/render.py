@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import asdict
+from typing import Any
 
 from perdure.access.model import Key, Tenant
 from perdure.api.errors import error_info
@@ -282,11 +283,15 @@ def log_chunk(value: node.LogChunk) -> public.LogChunk:
     return public.LogChunk(type="output", offset=value.offset, data=base64.b64encode(value.data).decode(), gap=value.gap)
 
 
+def _raw(path: str) -> str | None:
+    """base64 of a path's bytes, if they are not UTF-8."""
+    raw = path.encode("utf-8", "surrogateescape")
+    return None if text(path).encode() == raw else base64.b64encode(raw).decode()
+
+
 def file_info(value: node.FileInfo) -> public.FileInfo:
-    raw = value.path.encode("utf-8", "surrogateescape")
-    path = text(value.path)
     return public.FileInfo(
-        path=path,
+        path=text(value.path),
         name=text(value.name),
         kind=value.kind,
         size=value.size,
@@ -295,8 +300,18 @@ def file_info(value: node.FileInfo) -> public.FileInfo:
         gid=value.gid,
         modified_at=value.modified_at,
         target=None if value.target is None else text(value.target),
-        raw_path=None if path.encode() == raw else base64.b64encode(raw).decode(),
+        raw_path=_raw(value.path),
+        revision=value.revision,
     )
+
+
+def watch_event(value: node.WatchEvent) -> public.WatchEvent:
+    told: dict[str, Any] = {"type": value.kind.value, "seq": value.seq, "path": text(value.path), "directory": value.is_directory}
+    if value.kind is node.WatchKind.ENDED:
+        told["reason"] = "gone"
+    if value.old_path is not None:
+        told |= {"old_path": text(value.old_path), "raw_old_path": _raw(value.old_path)}
+    return public.WatchEvent(**told, raw_path=_raw(value.path))
 
 
 def usage_rows(tenant_id: TenantId, found: list[Usage], by: public.UsageBy) -> list[public.UsageRow]:

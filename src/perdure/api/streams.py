@@ -150,7 +150,9 @@ async def _next(events: AsyncIterator[Answer]) -> Answer:
 
 
 class ContentStream(_Lasting):
-    """A file's bytes. With ``length`` the answer has exactly that many or is visibly cut."""
+    """A file's bytes, or a directory's. With ``length`` the answer has exactly that many or is visibly cut."""
+
+    kind = "application/octet-stream"
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class ContentStream(_Lasting):
         closing: asyncio.Event,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(stack, closing, headers, "application/octet-stream")
+        super().__init__(stack, closing, headers, self.kind)
         self._content = content
         self._remaining = length
         if length is not None:
@@ -180,3 +182,7 @@ class ContentStream(_Lasting):
         if self._remaining:
             raise Unavailable("The file became shorter while it was read.")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ArchiveStream(ContentStream):
+    kind = "application/x-tar"

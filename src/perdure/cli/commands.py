@@ -85,6 +85,7 @@ COMMANDS = (
         "Print what a workspace's program wrote, stdout and stderr in their order. With --json: one line per piece.",
     ),
     Entry("cp", "copy:cp", "Copy a file or a whole directory into a workspace or out of it."),
+    Entry("watch", "watch:watch", "Say what changes in a directory of a workspace, as it happens, until Ctrl-C."),
     Entry(
         "forward",
         "forward:forward",

@@ -5,17 +5,19 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, size, wants_json
+from perdure.cli.output import JsonFlag, Status, console, dump, markup, note, say, size, wants_json
 from perdure.cli.workspaces import find, tell_losses
 from perdure.core.errors import InvalidRequest, NotFound
 from perdure.sdk import Workspace
-from perdure.sdk._local import Transfer
+from perdure.sdk._local import OnBytes, Transfer
 from perdure.wire.node import FileKind
 
 _REMOTE = re.compile(r"^([A-Za-z0-9][A-Za-z0-9_@-]*):(.*)$", re.DOTALL)
@@ -49,19 +51,21 @@ def cp(
     """Copy a file or a whole directory into a workspace or out of it.
 
     Into an existing directory, or a DEST that ends with '/', it is copied under its own name. What comes out of a workspace is
-    not trusted: nothing is written outside DEST, and links that lead out of it and devices are skipped and named.
+    not trusted: nothing is written outside DEST, and links that lead out of it and devices are skipped and named. A large file
+    is gone on with where it was when the connection breaks; after Ctrl-C, too, when the same command is run again.
     """
     as_json = wants_json(ctx, json)
     here, there = parse_place(source), parse_place(destination)
     if (here.workspace is None) == (there.workspace is None):
         raise InvalidRequest("Exactly one of the two must be in a workspace.", hint="Write that one as NAME:PATH.")
-    if here.workspace is not None:
-        workspace = find(here.workspace)
-        transfer = _out(workspace, here.path, there.path)
-    else:
-        assert there.workspace is not None
-        workspace = find(there.workspace)
-        transfer = _in(workspace, here.path, there.path)
+    name = here.workspace or there.workspace
+    assert name is not None
+    workspace = find(name)
+    with _bar(_size_of(workspace, here), shown=not as_json and destination != "-") as on_bytes:
+        if here.workspace is not None:
+            transfer = _out(workspace, here.path, there.path, on_bytes)
+        else:
+            transfer = _in(workspace, here.path, there.path, on_bytes)
     tell_losses(workspace)
     if as_json:
         dump(asdict(transfer))
@@ -70,13 +74,37 @@ def cp(
     return Status(1 if transfer.skipped else 0)
 
 
-def _out(workspace: Workspace, remote: str, local: str) -> Transfer:
+@contextmanager
+def _bar(total: int | None, *, shown: bool) -> Iterator[OnBytes]:
+    """How much has been copied, on a terminal's stderr. ``total``: None for a directory, whose bytes nobody has counted."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _size_of(workspace: Workspace, source: Place) -> int | None:
+    """What a bar counts up to, where one look tells."""
+    if not sys.stderr.isatty() or source.path == "-":
+        return None
+    if source.workspace is None:
+        path = Path(source.path)
+        return path.stat().st_size if path.is_file() else None
+    info = workspace.files.stat(source.path)
+    return info.size or None if info.kind is FileKind.FILE else None
+
+
+def _out(workspace: Workspace, remote: str, local: str, on_bytes: OnBytes) -> Transfer:
     if local == "-":
         return _print(workspace, remote)
     target = Path(local)
     if target.is_dir() or local.endswith("/"):
         target = target / (posixpath.basename(remote.rstrip("/")) or workspace.name)
-    return workspace.files.download(remote, target)
+    return workspace.files.download(remote, target, on_bytes=on_bytes)
 
 
 def _print(workspace: Workspace, remote: str) -> Transfer:
@@ -88,14 +116,14 @@ def _print(workspace: Workspace, remote: str) -> Transfer:
     return transfer
 
 
-def _in(workspace: Workspace, local: str, remote: str) -> Transfer:
+def _in(workspace: Workspace, local: str, remote: str, on_bytes: OnBytes) -> Transfer:
     name = "" if local == "-" else Path(local).resolve().name
     if name and (remote.endswith("/") or _is_directory(workspace, remote)):
         remote = posixpath.join(remote, name)
     if local == "-":
         written = workspace.files.write(remote, sys.stdin.buffer)
         return Transfer(files=1, bytes=written.length)
-    return workspace.files.upload(local, remote)
+    return workspace.files.upload(local, remote, on_bytes=on_bytes)
 
 
 def _is_directory(workspace: Workspace, path: str) -> bool:

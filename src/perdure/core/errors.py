@@ -95,6 +95,11 @@ class PathEscape(InvalidRequest):
     code = "path_escape"
 
 
+class RangeNotSatisfiable(InvalidRequest):
+    code = "range_not_satisfiable"
+    status = 416
+
+
 class Unauthenticated(PerdureError):
     code = "unauthenticated"
     status = 401

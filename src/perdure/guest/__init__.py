@@ -25,7 +25,7 @@ What it expects of init:
 * ``resize2fs`` in the agent disk's PATH (``/usr/sbin`` or ``/sbin``), for ``grow_disk``;
 * the channels are found through ``/sys/class/virtio-ports/*/name``, so no udev is needed; ``/dev/random`` for reseeding.
 
-Standard library modules used: _queue, _thread, collections, ctypes, errno, fcntl, gc, heapq, json (and with it re, enum,
+Standard library modules used: _queue, _sha2, _thread, collections, ctypes, errno, fcntl, gc, heapq, json (and with it re, enum,
 functools, ...), os, re, select, signal, socket, stat, struct, sys, time, typing, zlib.
 No asyncio, threading, subprocess, argparse or logging.
 """

@@ -12,6 +12,7 @@ import signal
 import sys
 
 from perdure.guest.control import Control
+from perdure.guest.fileops import OPERATIONS
 from perdure.guest.files import FileTable
 from perdure.guest.flush import Flusher
 from perdure.guest.loop import Loop
@@ -24,7 +25,7 @@ from perdure.guest.repair import DrySystem, System
 from perdure.guest.table import ExecTable
 from perdure.guest.world import World
 from perdure.wire.guest.mux import EventKind
-from perdure.wire.guest.ops import API_PORT, CONTROL_PORT, DATA_PORT, PROXY_PORT, Code, Note, Op
+from perdure.wire.guest.ops import API_PORT, CONTROL_PORT, DATA_PORT, PROXY_PORT, UNKNOWN_OPERATION, Code, Note, Op
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _EXEC_OPS = frozenset((Op.EXEC, Op.ATTACH, Op.SIGNAL, Op.KILL, Op.LIST_EXECS))
-_FILE_OPS = frozenset((Op.STAT, Op.LIST, Op.READ, Op.WRITE, Op.MKDIR, Op.RENAME, Op.REMOVE))
+_FILE_OPS = OPERATIONS
 
 USAGE = """options, for tests only; a workspace needs none:
   --control-fd=N --data-fd=N   sockets instead of virtio ports; the agent ends when they do
@@ -179,7 +180,7 @@ class Agent:
         elif op == Op.LOGS:
             self._log.open(stream, request)
         else:
-            self._data.mux.reset(stream, Code.INVALID, f"The agent knows no operation {op!r}.")
+            self._data.mux.reset(stream, Code.INVALID, f"{UNKNOWN_OPERATION} {op!r}.")
 
 
 def main(arguments: list[str]) -> None:

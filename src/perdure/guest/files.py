@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from perdure.guest.fileops import WORKS
+from perdure.guest.fileops import WORKS, prepare
 from perdure.guest.hands import Hands, Tag
-from perdure.guest.worker import Refusal
+from perdure.guest.worker import Refusal, refusal_of
 from perdure.wire.guest.frames import DATA_MAX
 from perdure.wire.guest.ops import PATH_MAX, Code, Op
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from perdure.guest.loop import Loop
+    from perdure.guest.watches import Reader, Watches
     from perdure.wire.guest.mux import Mux
 
 #: What a hand may read ahead of the stream.
@@ -29,17 +30,39 @@ class FileTable:
         self.mux = mux
         self.on_ended = on_ended
         self.hands = Hands(loop, root, WORKS)
-        self.jobs: dict[int, _Job] = {}
+        self.jobs: dict[int, _Job | Reader] = {}
+        self._loop = loop
+        self._watches: Watches | None = None
+
+    def watches(self) -> Watches:
+        """All there are; they outlive their streams."""
+        if self._watches is None:
+            from perdure.guest.watches import Watches
+
+            self._watches = Watches(self, self._loop)
+        return self._watches
 
     def open(self, stream: int, request: dict[str, Any]) -> None:
-        path = request.get("path")
-        if not isinstance(path, str) or not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > PATH_MAX:
-            self.mux.reset(stream, Code.INVALID, f"A path is absolute and has at most {PATH_MAX} bytes.")
+        op = request["op"]
+        problem = _problem(request)
+        if problem:
+            self.mux.reset(stream, Code.INVALID, problem)
             return
+        prepare(op)
         try:
-            self.jobs[stream] = _JOBS.get(request["op"], _Job)(self, stream, request)
+            if op == Op.WATCH:
+                from perdure.guest.watches import Reader
+
+                reader = Reader(self, stream, request)
+                if not reader.over:
+                    self.jobs[stream] = reader
+            else:
+                self.jobs[stream] = _JOBS.get(op, _Job)(self, stream, request)
         except Refusal as refusal:
             self.mux.reset(stream, refusal.code, refusal.message)
+        except OSError as error:  # no more descriptors, say
+            why = refusal_of(error, str(request.get("path")))
+            self.mux.reset(stream, why.code, why.message)
 
     def owns(self, stream: int) -> bool:
         return stream in self.jobs
@@ -70,6 +93,25 @@ class FileTable:
     def drop_all(self) -> None:
         for stream in list(self.jobs):
             self.on_gone(stream)
+
+
+def _problem(request: dict[str, Any]) -> str:
+    """What is wrong with the request's paths; "" when nothing is."""
+    root = request.get("root")
+    needed = request["op"] not in _WITHOUT_PATH and request.get("watch") is None
+    for name in ("root", "path", "destination"):
+        path = request.get(name)
+        if path is None and not (name == "path" and needed):
+            continue
+        anywhere = root is not None and name != "root"  # below the root, wherever it begins
+        if (
+            not isinstance(path, str)
+            or "\0" in path
+            or len(os.fsencode(path)) > PATH_MAX
+            or not (anywhere or path.startswith("/"))
+        ):
+            return "A path is absolute, unless it is below a root."
+    return ""
 
 
 class _Job:
@@ -147,4 +189,8 @@ class _Sink(_Job):
             self._hand.say({"length": message.get("length"), "crc32": message.get("crc32")})
 
 
-_JOBS: dict[str, type[_Job]] = {Op.LIST: _Source, Op.READ: _Source, Op.WRITE: _Sink}
+_JOBS: dict[str, type[_Job]] = {
+    **dict.fromkeys((Op.LIST, Op.READ, Op.HASH, Op.PACK), _Source),
+    **dict.fromkeys((Op.WRITE, Op.APPEND, Op.UNPACK), _Sink),
+}
+_WITHOUT_PATH = frozenset((Op.UPLOAD, Op.APPEND))

@@ -69,6 +69,16 @@ class Talk:
             if turn == self.turn:
                 return word  # else a late word on an operation that is over
 
+    def check(self) -> None:
+        """In the middle of long work that needs no words: raises Refusal when nobody wants it any more."""
+        if self.has_word:
+            heard = self._hand.inbox.get()
+            self._hand.inbox.put(
+                heard
+            )  # room to send, which comes ahead of being asked for; or the end, for whoever listens next
+            if heard[1] is None:
+                raise Refusal(Code.STALE, "The transfer was broken off.")
+
     @property
     def has_word(self) -> bool:
         return not self._hand.inbox.empty()
@@ -79,6 +89,7 @@ class Hand:
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self.failed = False  # its thread ended by a defect: nothing may be asked of it any more
         self._turn = 0
         self._on_packet: OnPacket | None = None
 
@@ -134,6 +145,8 @@ class Hands:
     def give(self, hand: Hand) -> None:
         """Back from an operation that is over."""
         hand.release()
+        if hand.failed:
+            return
         if len(self._idle) < _KEPT:
             self._idle.append(hand)
         else:
@@ -174,6 +187,7 @@ class Hands:
                     _work(talk, self._works[request["op"]], request, problem)
         except Exception as error:  # noqa: BLE001 - the top of a thread: it must end here and say why
             sys.stderr.write(f"files: {error!r}\n")
+            hand.failed = True
             talk.say(Tag.REFUSED, (Code.FAILED, f"The agent failed at this: {error!r}."))
         finally:
             self._loop.post(self._ended)
@@ -191,3 +205,6 @@ def _work(talk: Talk, work: Work, request: dict[str, Any], problem: Refusal | No
         talk.say(Tag.REFUSED, (why.code, why.message[:2000]))
     except (ValueError, TypeError, KeyError, MemoryError) as error:
         talk.say(Tag.REFUSED, (Code.FAILED, f"The agent failed at this: {error!r}."))
+    finally:
+        if "root" in request:
+            os.chdir("/")  # where ``within`` has left it; a directory that somebody is in cannot be unmounted

@@ -50,7 +50,7 @@ class Account:
         self.groups = [gid]
 
 
-def _rows(path: str) -> list[list[str]]:
+def rows(path: str) -> list[list[str]]:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return [line.rstrip("\n").split(":") for line in file]
@@ -63,8 +63,8 @@ def find_account(user: str | None, etc: str = "/etc") -> Account:
     if user is None:
         user = "0"
     number, _, group = user.partition(":")
-    rows = [row for row in _rows(f"{etc}/passwd") if len(row) >= 7 and row[2].isdecimal() and row[3].isdecimal()]
-    row = next((row for row in rows if number in (row[0], row[2])), None)
+    found = [row for row in rows(f"{etc}/passwd") if len(row) >= 7 and row[2].isdecimal() and row[3].isdecimal()]
+    row = next((row for row in found if number in (row[0], row[2])), None)
     if row is not None:
         account = Account(row[0], int(row[2]), int(row[3]), row[5] or "/", row[6] or "/bin/sh")
     elif number.isdecimal():
@@ -78,7 +78,7 @@ def find_account(user: str | None, etc: str = "/etc") -> Account:
         account.gid = int(group)
         account.groups = [account.gid]
         return account
-    members = (row for row in _rows(f"{etc}/group") if len(row) >= 4 and row[2].isdecimal())
+    members = (row for row in rows(f"{etc}/group") if len(row) >= 4 and row[2].isdecimal())
     account.groups += [int(row[2]) for row in members if account.name in row[3].split(",") and int(row[2]) != account.gid]
     return account
 

@@ -45,6 +45,8 @@ _FIFREEZE = 0xC004_5877
 # PyDLL keeps the interpreter's lock during a call: a clone must not return in a child that has lost it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _ZERO = ctypes.c_ulong(0)
+#: For calls that may wait for a disk: others of the agent go on meanwhile.
+_slow_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _check(result: int, name: str) -> int:
@@ -100,6 +102,30 @@ def die_with_parent() -> None:
 def link_unnamed(fd: int, path: str) -> None:
     """Give a file opened with O_TMPFILE a name (linkat with AT_EMPTY_PATH; needs no /proc)."""
     _check(_libc.linkat(fd, b"", _AT_FDCWD, os.fsencode(path), _AT_EMPTY_PATH), "linkat")
+
+
+def sync_file_system(fd: int) -> None:
+    """Write out the file system that a file is on (syncfs)."""
+    _check(_slow_libc.syncfs(ctypes.c_int(fd)), "syncfs")
+
+
+def watch_files() -> int:
+    """A new inotify(7) instance; reading its descriptor never waits."""
+    return _check(_libc.inotify_init1(ctypes.c_int(os.O_NONBLOCK | os.O_CLOEXEC)), "inotify_init1")
+
+
+def watch_directory(fd: int, path: str, mask: int) -> int:
+    """Watch a directory too; returns its number, which is the same for one that is watched already."""
+    number: int = _slow_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(mask))
+    if number < 0:
+        reason = ctypes.get_errno()
+        raise OSError(reason, os.strerror(reason), path)
+    return number
+
+
+def unwatch_directory(fd: int, number: int) -> None:
+    """Safe when the directory is gone and its number with it."""
+    _libc.inotify_rm_watch(ctypes.c_int(fd), ctypes.c_int(number))
 
 
 def freeze_files(path: str) -> None:

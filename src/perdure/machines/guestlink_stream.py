@@ -22,10 +22,11 @@ from perdure.core.errors import (
     MachineFailed,
     NoSpace,
     NotFound,
+    PathEscape,
     PerdureError,
 )
 from perdure.wire.guest import Event, EventKind, Mux
-from perdure.wire.guest.ops import MESSAGES_MAX, Code
+from perdure.wire.guest.ops import MESSAGES_MAX, UNKNOWN_OPERATION, Code
 
 _TEXT_MAX = 500
 
@@ -34,6 +35,7 @@ _ERRORS: dict[str, tuple[type[PerdureError], str]] = {
     Code.NOT_FOUND: (NotFound, "Check the path, port or id; paths are absolute in the workspace's root."),
     Code.EXISTS: (AlreadyExists, "Choose another name, or remove what is there first."),
     Code.CONFLICT: (Conflict, ""),
+    Code.ESCAPE: (PathEscape, "Name what is inside; a link that leads out is not followed."),
     Code.FORBIDDEN: (Forbidden, ""),
     Code.NO_SPACE: (NoSpace, "Free some space inside the workspace, or resize its disk; the old content is unchanged."),
     Code.BUSY: (Busy, "Close some of what is open in the workspace, or try again in a moment."),
@@ -50,6 +52,9 @@ def clean(text: object) -> str:
 def error_of(refusal: dict[str, Any]) -> PerdureError:
     """The error that a guest's ``{code, message}`` stands for."""
     message = clean(refusal.get("message")) or "The workspace refused without a reason."
+    if message.startswith(UNKNOWN_OPERATION):
+        older = "The agent that runs in this workspace is older than the server and cannot do this."
+        return Conflict(older, hint="Start it from its disk: it then has the agent of today.", internal=message)
     kind, hint = _ERRORS.get(
         str(refusal.get("code")), (MachineFailed, "Try again; if it happens again, look at the workspace's log.")
     )

@@ -30,17 +30,17 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-async def acall(callback: Callable[[str], Any] | None, text: str) -> None:
+async def acall(callback: Callable[[Any], Any] | None, what: Any) -> None:
     """Call a callback, which may be a coroutine function, unless there is nothing to say."""
-    if callback is not None and text:
-        answer = callback(text)
+    if callback is not None and what:
+        answer = callback(what)
         if inspect.isawaitable(answer):
             await answer
 
 
-def call(callback: Callable[[str], Any] | None, text: str) -> None:
-    if callback is not None and text:
-        callback(text)
+def call(callback: Callable[[Any], Any] | None, what: Any) -> None:
+    if callback is not None and what:
+        callback(what)
 
 
 class AsyncBackground:

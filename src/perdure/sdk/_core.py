@@ -95,15 +95,16 @@ class Call:
     query: tuple[tuple[str, str], ...] = ()
     body: Mapping[str, Any] | None = None
     repeatable: bool = False
-    content: bytes | None = None  # in place of ``body``: sent as it is, with ``headers``
+    content: bytes | None = None  # in place of ``body``: sent as it is
     headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def payload(self) -> dict[str, Any]:
         """What the HTTP client is told of it beside method and URL."""
+        told: dict[str, Any] = {"headers": dict(self.headers)} if self.headers else {}
         if self.content is not None:
-            return {"content": self.content, "headers": dict(self.headers)}
-        return {"json": self.body} if self.body is not None else {}
+            return {"content": self.content, **told}
+        return {"json": self.body, **told} if self.body is not None else told
 
     @property
     def url(self) -> str:
@@ -358,6 +359,14 @@ class Collector:
             stderr_bytes=bytes(self._kept["stderr"]),
             truncated=self._truncated,
         )
+
+
+def watch_event(line: bytes) -> public.WatchEvent:
+    """One line of a watch's stream; raises the error that ended it."""
+    event = public.WatchEvent.model_validate_json(line)
+    if event.type == "error":
+        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+    return event
 
 
 def fresh_name() -> str:

@@ -8,17 +8,18 @@ its beginning and not above the destination: since the directories it climbs are
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from perdure.core.errors import InvalidRequest, NoSpace, NotFound, PerdureError
+from perdure.core.errors import CorruptData, InvalidRequest, NoSpace, NotFound, PerdureError
 from perdure.wire import public
 from perdure.wire.node import FileKind
 
@@ -27,6 +28,7 @@ ENTRIES_MAX = 2_000_000
 NAME_BYTES_MAX = 255
 #: A file may have grown by this much since its size was listed; one without a size (as in /proc) may have this much.
 GROWTH_BYTES_MAX = 64 << 20
+_HASHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,9 @@ class Transfer:
     bytes: int = 0
     skipped: list[Skipped] = field(default_factory=list)
 
-    def add(self, entry: LocalFile) -> None:
-        self.directories += entry.is_directory
-        self.files += not entry.is_directory
-        self.bytes += entry.size
+
+#: Told how many more bytes have been copied.
+OnBytes = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class LocalFile:
     is_directory: bool
     mode: int
     size: int
+    modified_ns: int = 0
+    target: str | None = None  # of a symbolic link
 
 
 def local_error(path: str | os.PathLike[str], error: OSError) -> PerdureError:
@@ -84,7 +87,8 @@ def read_local(entry: LocalFile) -> Iterator[IO[bytes]]:
 
 
 def walk_local(local: str | os.PathLike[str], transfer: Transfer) -> Iterator[LocalFile]:
-    """A file or a tree, parents first. Links to files are followed; other links and special files are noted as skipped."""
+    """A file or a tree, parents first. Links that stay inside are links; others to files are followed. What else there is, links
+    out of it to directories and special files, is noted as skipped."""
     root = Path(local)
     try:
         facts = root.stat()
@@ -94,39 +98,54 @@ def walk_local(local: str | os.PathLike[str], transfer: Transfer) -> Iterator[Lo
 
 
 def _walk(path: Path, relative: str, facts: os.stat_result, transfer: Transfer) -> Iterator[LocalFile]:
-    mode = stat.S_IMODE(facts.st_mode) & 0o777
+    mode, moment = stat.S_IMODE(facts.st_mode) & 0o777, facts.st_mtime_ns
     if stat.S_ISREG(facts.st_mode):
-        yield LocalFile(path, relative, False, mode, facts.st_size)
+        yield LocalFile(path, relative, False, mode, facts.st_size, moment)
         return
     if not stat.S_ISDIR(facts.st_mode):
         transfer.skipped.append(Skipped(str(path), "it is a device, socket or pipe"))
         return
-    yield LocalFile(path, relative, True, mode, 0)
+    yield LocalFile(path, relative, True, mode, 0, moment)
     try:
         names = sorted(child.name for child in path.iterdir())
     except OSError as error:
         raise local_error(path, error) from error
+    depth = len(Path(relative).parts)
     for name in names:
-        child = path / name
+        child, below = path / name, f"{relative}/{name}" if relative else name
         try:
-            below = child.stat()
+            found = child.lstat()
+            if stat.S_ISLNK(found.st_mode):
+                link = _inner_link(child, below, found, depth)
+                if link is not None:
+                    yield link
+                    continue
+                found = child.stat()
         except OSError:
             transfer.skipped.append(Skipped(str(child), "it is a link to nothing"))
             continue
-        if child.is_symlink() and stat.S_ISDIR(below.st_mode):
+        if child.is_symlink() and stat.S_ISDIR(found.st_mode):
             transfer.skipped.append(Skipped(str(child), "it is a link to a directory"))
             continue
-        yield from _walk(child, f"{relative}/{name}" if relative else name, below, transfer)
+        yield from _walk(child, below, found, transfer)
+
+
+def _inner_link(path: Path, relative: str, facts: os.stat_result, depth: int) -> LocalFile | None:
+    target = str(path.readlink())
+    if _link_problem(target, depth) is not None:
+        return None
+    return LocalFile(path, relative, False, 0o777, 0, facts.st_mtime_ns, target)
 
 
 class LocalFileWriter:
-    """Writes one file and counts."""
+    """Writes one file and counts. ``length`` may not be 0 at first: an earlier copy has come so far."""
 
-    def __init__(self, descriptor: int, shown: str, limit: int) -> None:
+    def __init__(self, descriptor: int, shown: str, limit: int, length: int = 0) -> None:
         self._descriptor = descriptor
         self._shown = shown
         self._limit = limit
-        self.length = 0
+        self.length = length
+        os.lseek(descriptor, length, os.SEEK_SET)
 
     def write(self, data: bytes) -> None:
         self.length += len(data)
@@ -138,6 +157,20 @@ class LocalFileWriter:
         view = memoryview(data)
         while view:
             view = view[os.write(self._descriptor, view) :]
+
+    def restart(self) -> None:
+        """Throw away what was written."""
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        self.length = 0
+
+    def sha256(self) -> str:
+        """Of all that was written, by this copy and an earlier one."""
+        digest, position = hashlib.sha256(), 0
+        while piece := os.pread(self._descriptor, _HASHED_BYTES, position):
+            digest.update(piece)
+            position += len(piece)
+        return digest.hexdigest()
 
 
 class LocalTree:
@@ -191,19 +224,23 @@ class LocalTree:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self._open[-1])
 
-    def leave(self, relative: tuple[str, ...], info: public.FileInfo) -> None:
-        """Done with a directory that was entered: give it its mode."""
+    def leave(self, relative: tuple[str, ...], info: public.FileInfo, *, modified_ns: int | None = None) -> None:
+        """Done with a directory that was entered: give it its mode, and its time if that is known."""
         descriptor = self._open.pop()
         self._names.pop()
         try:
             if relative:
                 os.fchmod(descriptor, info.mode & 0o777 | 0o700)
+            if modified_ns is not None:
+                os.utime(descriptor, ns=(modified_ns, modified_ns))
         finally:
             os.close(descriptor)
 
     def admit(self, relative: tuple[str, ...], child: public.FileInfo) -> str | None:
         """The exact name of an entry of the current directory, None when it must not be used here."""
-        name = child.fs_name
+        return self.admit_name(relative, child.fs_name)
+
+    def admit_name(self, relative: tuple[str, ...], name: str) -> str | None:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
             flood = f"The workspace lists more than {ENTRIES_MAX} files; the copy was stopped."
@@ -220,23 +257,33 @@ class LocalTree:
     # --------------------------------------------------------------------------------------------------------------- files
 
     @contextmanager
-    def create(self, relative: tuple[str, ...], info: public.FileInfo) -> Iterator[LocalFileWriter]:
-        """A file that appears, complete, when the block ends well."""
+    def create(
+        self, relative: tuple[str, ...], info: public.FileInfo, *, modified_ns: int | None = None, part: str | None = None
+    ) -> Iterator[LocalFileWriter]:
+        """A file that appears, complete, when the block ends well.
+
+        With ``part``, a name of its own, what was written stays otherwise, and the next copy under that name goes on after it.
+        """
         name = relative[-1] if relative else self._local.name
         shown = self._shown(relative)
-        temporary = f".perdure-{secrets.token_hex(8)}"
+        temporary = part or f".perdure-{secrets.token_hex(8)}"
         where = self._open[-1]
         try:
             limit = self._limit(info, relative, shown)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=where)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if part else os.O_EXCL)
+            descriptor = os.open(temporary, flags, 0o600, dir_fd=where)
+            begun = _own_length(descriptor) if part else 0
             try:
-                writer = LocalFileWriter(descriptor, shown, limit)
+                writer = LocalFileWriter(descriptor, shown, limit, begun)
                 yield writer
                 mode = 0o644 if info.kind is FileKind.SYMLINK else info.mode & 0o777
                 os.fchmod(descriptor, mode)
+                if modified_ns is not None:
+                    os.utime(descriptor, ns=(modified_ns, modified_ns))
                 os.replace(temporary, name, src_dir_fd=where, dst_dir_fd=where)
-            except BaseException:
-                os.unlink(temporary, dir_fd=where)
+            except BaseException as error:
+                if not part or isinstance(error, InvalidRequest | CorruptData):  # what cannot be gone on with
+                    os.unlink(temporary, dir_fd=where)
                 raise
             finally:
                 os.close(descriptor)
@@ -283,6 +330,15 @@ class LocalTree:
         return str(self._local.joinpath(*relative))
 
 
+def _own_length(descriptor: int) -> int:
+    """How far an earlier copy came. Raises InvalidRequest for a file that no copy of this user's made."""
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_nlink != 1:
+        os.close(descriptor)
+        raise InvalidRequest("Something that is not the part of an earlier copy has its name.", hint="Remove it.")
+    return facts.st_size
+
+
 def _name_problem(name: str) -> str | None:
     if name in {"", ".", ".."} or "/" in name or "\0" in name:
         return "its name is not a file name"
@@ -297,10 +353,8 @@ def _link_problem(target: str, depth: int) -> str | None:
         return "its target is not a path"
     if target.startswith("/"):
         return "it is a link to an absolute path"
-    parts = [part for part in target.split("/") if part not in {"", "."}]
-    climbs = 0
-    while climbs < len(parts) and parts[climbs] == "..":
-        climbs += 1
-    if climbs > depth or ".." in parts[climbs:]:
+    from perdure.wire.guest.tar import leads_out
+
+    if leads_out(target, depth):
         return "it is a link that could lead out of the destination"
     return None

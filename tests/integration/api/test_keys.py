@@ -36,10 +36,19 @@ BODIES: dict[str, dict[str, Any]] = {
     "make_dir": {"params": {"path": "/new"}},
     "rename": {"params": {"source": "/x", "destination": "/y"}},
     "remove": {"params": {"path": "/x"}},
+    "set_attributes": {"params": {"path": "/x", "mode": "600"}},
+    "make_link": {"params": {"path": "/x", "target": "y"}},
+    "hash_file": {"params": {"path": "/x"}},
+    "append_upload": {"params": {"offset": 0}, "content": b"stolen"},
+    "finish_upload": {"params": {"path": "/x", "length": 0}},
+    "read_dir": {"params": {"path": "/"}},
+    "write_dir": {"params": {"path": "/new"}, "content": bytes(1024)},
+    "watch_dir": {"params": {"path": "/"}},
     "share_port": {"json": {"port": 80}},
     "set_program": {"json": {"argv": ["true"]}},
     "invoke": {"json": {}},
 }
+UPLOAD = "upl_0123456789"
 #: Images are the node's: all tenants see the same, and only the operator changes them.
 SHARED = {"get_image", "remove_image"}
 
@@ -63,7 +72,7 @@ def filled(path: str, **names: str) -> str:
 
 
 def absent(path: str) -> str:
-    return filled(path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80")
+    return filled(path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80", upload_id=UPLOAD)
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:
@@ -152,7 +161,7 @@ async def prepared(staged: Stage) -> tuple[str, str]:
 async def told(staged: Stage, secret: str, name: str, ref: str, snapshot: str) -> tuple[int, bytes]:
     """Status and body, the names that were asked for taken out of it."""
     method, path = ROUTES[name]
-    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80")
+    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80", upload_id=UPLOAD)
     response = await staged.ask(secret, method, path, **BODIES.get(name, {}))
     return response.status_code, response.content.replace(ref.encode(), b"REF").replace(snapshot.encode(), b"SNAPSHOT")
 

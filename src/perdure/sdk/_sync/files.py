@@ -5,32 +5,48 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
 import posixpath
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Literal, TypeVar, overload
 
-from perdure.core.errors import NotFound
+from perdure.core.errors import NotFound, PerdureError
 from perdure.sdk import _core
-from perdure.sdk._acompat import Data, Hashing
+from perdure.sdk._acompat import Data, Hashing, chunks, pause
 from perdure.sdk._core import Call
-from perdure.sdk._local import LocalFile, LocalTree, Transfer, read_local, walk_local
+from perdure.sdk._local import LocalFile, LocalTree, OnBytes, Transfer, read_local, walk_local
+from perdure.sdk._sync.watching import OnEvent, Watch
 from perdure.sdk.errors import TransferMismatch
 from perdure.wire import public
 from perdure.wire.node import FileKind
 
 if TYPE_CHECKING:
+    from perdure.sdk._local import LocalFileWriter
     from perdure.sdk._sync.workspace import Workspace
+    from perdure.sdk._transfers import Incoming, Outgoing
 
+Model = TypeVar("Model", bound=public.Answer)
 #: A file that says nothing for this long is not coming.
 READ_SILENCE_S = 120.0
 
 
 class Files:
-    """``workspace.files``. Paths are absolute in the workspace; bytes that are not UTF-8 are surrogate escapes."""
+    """``workspace.files``. Paths are absolute in the workspace; bytes that are not UTF-8 are surrogate escapes.
 
-    def __init__(self, workspace: Workspace) -> None:
+    Of ``workspace.files.beneath(root)`` they are below that directory, and neither ``..`` nor links lead out of it.
+    """
+
+    def __init__(self, workspace: Workspace, root: str | None = None) -> None:
         self._workspace = workspace
+        self._root = root
+
+    def beneath(self, root: str) -> Files:
+        """The files below a directory: every path is resolved inside it, and one that leads out raises PathEscape."""
+        return Files(self._workspace, root if self._root is None else posixpath.join(self._root, root))
+
+    # ------------------------------------------------------------------------------------------------------------- reading
 
     @overload
     def read(self, path: str, format: Literal["text"] = "text") -> str: ...
@@ -51,30 +67,39 @@ class Files:
         return bytes(content) if format == "bytes" else content.decode("utf-8", "replace")
 
     def stream(self, path: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """A file's bytes as they come. Raises ConnectionLost when they end too early."""
-        call = _core.get(self._path("content"), path=path, offset=offset or None, length=length, describe=False)
-        with self._workspace.client.stream(call, silence_s=READ_SILENCE_S) as response:
-            self._workspace.note(response.headers)
-            for piece in response.iter_raw():
-                yield piece
+        """A file's bytes as they come. When the connection breaks it goes on where it was, in a workspace that was put to sleep
+        too. Raises TransferMismatch when the file is another one then, ConnectionLost when it cannot be gone on with."""
+        from perdure.sdk._transfers import Incoming
 
-    def write(self, path: str, data: Data, *, mode: int | None = None, parents: bool = True) -> public.FileWritten:
-        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified."""
-        query = {"path": path, "mode": None if mode is None else f"{mode:o}", "parents": parents}
-        content = Hashing(data)
-        written = self._workspace.client.send(
-            Call("PUT", self._path("content"), _core.query_of(query)), content, public.FileWritten
-        )
-        if (written.length, written.sha256) != (content.length, content.sha256):
-            raise TransferMismatch(
-                f"The workspace received {written.length} bytes for {path!r} that are not the {content.length} sent.",
-                hint="Write the file again.",
-            )
-        return written
+        for piece in self._come(path, Incoming(path, offset, length), None):
+            yield piece
+
+    def _come(self, path: str, incoming: Incoming, writer: LocalFileWriter | None) -> Iterator[bytes]:
+        """The bytes of one file, across broken connections. ``writer`` is what holds those of an earlier copy."""
+        while True:
+            call = replace(self._call("GET", "content", path=path, **incoming.query()), headers=tuple(incoming.headers().items()))
+            try:
+                with self._workspace.client.stream(call, silence_s=READ_SILENCE_S) as response:
+                    self._workspace.note(response.headers)
+                    if not incoming.opened(response.status_code, response.headers) and writer is not None:
+                        writer.restart()
+                    for piece in response.iter_raw():
+                        incoming.took(len(piece))
+                        yield piece
+                return
+            except PerdureError as error:
+                if incoming.complete:
+                    return
+                delay_s = incoming.broke(error)
+            pause(delay_s)
+
+    def hash(self, path: str) -> public.FileHash:
+        """Size and SHA-256 of a file, computed in the workspace: what a copy of it can be compared with."""
+        return self._fetch(self._call("GET", "hash", path=path), public.FileHash)
 
     def stat(self, path: str) -> public.FileInfo:
         """Does not follow a symbolic link at the end of the path. Raises NotFound."""
-        return self._workspace.fetch(_core.get(self._path("stat"), path=path), public.FileInfo)
+        return self._fetch(self._call("GET", "stat", path=path), public.FileInfo)
 
     get_info = stat
 
@@ -88,67 +113,206 @@ class Files:
 
     def list(self, path: str) -> builtins.list[public.FileInfo]:
         """What a directory contains."""
-        return (self._workspace.fetch(_core.get(self._path("list"), path=path), public.FileList)).files
+        return (self._fetch(self._call("GET", "list", path=path), public.FileList)).files
+
+    # ------------------------------------------------------------------------------------------------------------- writing
+
+    def write(self, path: str, data: Data, *, mode: int | None = None, parents: bool = True) -> public.FileWritten:
+        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified."""
+        content = Hashing(data)
+        call = self._call("PUT", "content", path=path, mode=_octal(mode), parents=parents)
+        written = self._workspace.client.send(call, content, public.FileWritten)
+        if (written.length, written.sha256) != (content.length, content.sha256):
+            raise TransferMismatch(
+                f"The workspace received {written.length} bytes for {path!r} that are not the {content.length} sent.",
+                hint="Write the file again.",
+            )
+        return written
+
+    def write_files(
+        self, files: Mapping[str, Data], *, mode: int | None = None, parents: bool = True
+    ) -> builtins.list[public.FileWritten]:
+        """Write several files, each atomically, in order. The first that fails ends it."""
+        return [self.write(path, data, mode=mode, parents=parents) for path, data in files.items()]
+
+    def write_resumable(
+        self,
+        path: str,
+        file: IO[bytes] | bytes,
+        *,
+        mode: int | None = None,
+        upload_id: str | None = None,
+        on_bytes: OnBytes | None = None,
+    ) -> public.FileWritten:
+        """``write`` for what is large: when the connection breaks it goes on where it was, in a workspace that was put to sleep
+        too. ``file`` is read from its beginning and must be seekable. Missing directories are made.
+
+        With an ``upload_id`` of your own (``upl_`` and 8 to 64 of 0-9a-z) another process may go on with it, for a day.
+        """
+        from perdure.sdk._transfers import Outgoing, Patience
+        from perdure.sdk._transfers import upload_id as fresh_id
+
+        source = io.BytesIO(file) if isinstance(file, bytes) else file
+        upload, outgoing, patience = upload_id or fresh_id(), Outgoing(source, on_bytes), Patience()
+        has, resumed, complete = -1, False, False
+        while True:
+            try:
+                if not complete:
+                    begun = self._fetch(self._call("PUT", f"uploads/{upload}", path=path), public.FileUpload)
+                    if begun.offset > has:
+                        patience.progressed()
+                    has, resumed = begun.offset, resumed or begun.offset > 0
+                    append = self._call("PATCH", f"uploads/{upload}", offset=has)
+                    self._workspace.client.send(append, chunks(outgoing.pieces(has)), public.FileUpload)
+                    complete = True
+                return self._finish(upload, outgoing, resumed, path=path, mode=_octal(mode))
+            except PerdureError as error:
+                if has < 0:
+                    raise
+                delay_s = patience.broke(error)
+                resumed = True
+            pause(delay_s)
+
+    def _finish(self, upload: str, outgoing: Outgoing, resumed: bool, **told: object) -> public.FileWritten:
+        """Each piece was compared when it arrived; the whole is, where it did not come in one."""
+        sha256 = outgoing.sha256
+        query = {"length": outgoing.length, "sha256": sha256 if resumed else None, "parents": True, **told}
+        written = self._fetch(self._call("POST", f"uploads/{upload}/finish", **query), public.FileWritten)
+        return written.model_copy(update={"sha256": sha256})
+
+    # --------------------------------------------------------------------------------------------------------------- names
 
     def make_dir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
         """Make a directory; with ``parents`` one that exists is fine."""
-        query = _core.query_of({"path": path, "parents": parents, "mode": f"{mode:o}"})
-        self._workspace.fetch(Call("POST", self._path("mkdir"), query, repeatable=parents), public.Done)
+        call = self._call("POST", "mkdir", path=path, parents=parents, mode=_octal(mode))
+        self._fetch(replace(call, repeatable=parents), public.Done)
 
     def rename(self, source: str, destination: str) -> None:
         """Move, replacing the destination."""
-        query = _core.query_of({"source": source, "destination": destination})
-        self._workspace.fetch(Call("POST", self._path("rename"), query), public.Done)
+        self._fetch(self._call("POST", "rename", source=source, destination=destination), public.Done)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, link or empty directory; with ``recursive`` also a full one."""
-        query = _core.query_of({"path": path, "recursive": recursive})
-        self._workspace.fetch(Call("DELETE", self._path(), query), public.Done)
+        self._fetch(self._call("DELETE", "", path=path, recursive=recursive), public.Done)
 
-    def upload(self, local: str | os.PathLike[str], remote: str) -> Transfer:
-        """Copy a local file or directory tree to exactly ``remote``. Symbolic links to files are followed, others are skipped."""
+    def symlink(self, path: str, target: str) -> None:
+        """Make a symbolic link that says ``target``. Raises AlreadyExists."""
+        self._fetch(self._call("POST", "symlink", path=path, target=target), public.Done)
+
+    def chmod(self, path: str, mode: int) -> public.FileInfo:
+        """Change permissions, of what a link leads to if it is one."""
+        return self._fetch(self._call("PATCH", "", path=path, mode=_octal(mode)), public.FileInfo)
+
+    def chown(self, path: str, owner: str) -> public.FileInfo:
+        """Change who it belongs to: ``user``, ``user:group`` or ``:group``, names or numbers of the workspace."""
+        return self._fetch(self._call("PATCH", "", path=path, owner=owner), public.FileInfo)
+
+    # --------------------------------------------------------------------------------------------------------- directories
+
+    def read_dir(self, path: str) -> Iterator[bytes]:
+        """A directory as a tar stream. Do not trust the names and links in it: ``download`` unpacks it safely."""
+        with self._workspace.client.stream(self._call("GET", "tar", path=path), silence_s=READ_SILENCE_S) as response:
+            self._workspace.note(response.headers)
+            for piece in response.iter_raw():
+                yield piece
+
+    def write_dir(self, path: str, archive: Data) -> public.TreeWritten:
+        """Unpack a tar stream (not compressed) into a directory, made if it is missing. Raises InvalidRequest for a member that
+        would lead out of it; what came before that stays."""
+        return self._workspace.client.send(self._call("PUT", "tar", path=path), chunks(archive), public.TreeWritten)
+
+    def upload(self, local: str | os.PathLike[str], remote: str, *, on_bytes: OnBytes | None = None) -> Transfer:
+        """Copy a local file or directory tree to exactly ``remote``. Links that stay inside are kept; others to files are
+        followed, to directories they are named in the result. ``on_bytes`` is called with how many more bytes were sent.
+
+        A large file is gone on with where it was when the connection breaks, and by the next call, of another process too.
+        """
         transfer = Transfer()
-        for entry in walk_local(local, transfer):
-            path = posixpath.join(remote, entry.relative) if entry.relative else remote
-            if entry.is_directory:
-                self.make_dir(path)
-            else:
-                self._upload_file(entry, path)
-            transfer.add(entry)
+        first = next(walk_local(local, transfer), None)
+        if first is not None and first.is_directory:
+            from perdure.sdk._transfers import pack
+
+            self.write_dir(remote, pack(local, transfer, on_bytes))
+        elif first is not None:
+            transfer.bytes = self._upload_file(first, remote, on_bytes)
+            transfer.files = 1
         return transfer
 
-    def _upload_file(self, entry: LocalFile, path: str) -> None:
-        with read_local(entry) as file:
-            self.write(path, file, mode=entry.mode, parents=not entry.relative)
+    def _upload_file(self, entry: LocalFile, path: str, on_bytes: OnBytes | None) -> int:
+        from perdure.sdk._transfers import RESUMED_BYTES, upload_id
 
-    def download(self, remote: str, local: str | os.PathLike[str]) -> Transfer:
+        with read_local(entry) as file:
+            if entry.size < RESUMED_BYTES:
+                written = self.write(path, file, mode=entry.mode)
+                if on_bytes is not None:
+                    on_bytes(written.length)
+                return written.length
+            here = (os.path.realpath(entry.path), entry.size, entry.modified_ns)
+            upload = upload_id(self._workspace.id, self._root, path, *here)
+            return (self.write_resumable(path, file, mode=entry.mode, upload_id=upload, on_bytes=on_bytes)).length
+
+    def download(self, remote: str, local: str | os.PathLike[str], *, on_bytes: OnBytes | None = None) -> Transfer:
         """Copy a file or directory tree from the workspace to exactly ``local``.
 
         Everything that comes from the workspace is treated as an attacker's: nothing is written outside ``local``; links that
         would lead out of it, devices and impossible names are skipped and named in the result; sizes are checked against the
-        free space.
+        free space. ``on_bytes`` is called with how many more bytes have come. A large file is gone on with as in ``upload``.
         """
         root = self.stat(remote)
         with LocalTree(local, root) as tree:
-            self._download(root, remote, (), tree)
+            if root.kind is FileKind.DIRECTORY:
+                from perdure.sdk._transfers import Unpacker
+
+                with Unpacker(tree, on_bytes) as unpacker:
+                    for piece in self.read_dir(remote):
+                        unpacker.feed(piece)
+                    unpacker.finish()
+            else:
+                self._download_file(root, remote, tree, on_bytes)
         return tree.transfer
 
-    def _download(self, info: public.FileInfo, path: str, relative: tuple[str, ...], tree: LocalTree) -> None:
-        if info.kind is FileKind.DIRECTORY:
-            if tree.enter(relative, info):
-                for child in self.list(path):
-                    name = tree.admit(relative, child)
-                    if name is not None:
-                        self._download(child, posixpath.join(path, name), (*relative, name), tree)
-                tree.leave(relative, info)
-        elif info.kind is FileKind.FILE or not relative:
-            with tree.create(relative, info) as file:
-                for piece in self.stream(path):
-                    file.write(piece)
-        elif info.kind is FileKind.SYMLINK:
-            tree.link(relative, info)
-        else:
-            tree.skip(relative, "it is a device, socket or pipe")
+    def _download_file(self, info: public.FileInfo, path: str, tree: LocalTree, on_bytes: OnBytes | None) -> None:
+        from perdure.sdk._transfers import RESUMED_BYTES, Incoming, part_name
 
-    def _path(self, *rest: str) -> str:
-        return _core.workspace_path(self._workspace.id, "files", *rest)
+        is_large = info.kind is FileKind.FILE and info.size >= RESUMED_BYTES and info.revision is not None
+        part = part_name(self._workspace.id, self._root, path, info.revision) if is_large else None
+        with tree.create((), info, part=part) as file:
+            begun = file.length if file.length < info.size else 0
+            if file.length and not begun:
+                file.restart()
+            incoming = Incoming(path, begun, revision=info.revision if begun else None)
+            if on_bytes is not None and begun:
+                on_bytes(begun)
+            for piece in self._come(path, incoming, file):
+                file.write(piece)
+                if on_bytes is not None:
+                    on_bytes(len(piece))
+            if incoming.resumed:
+                self._compare(path, info, file)
+
+    def _compare(self, path: str, info: public.FileInfo, file: LocalFileWriter) -> None:
+        """What came in pieces is compared as a whole, unless it has been changed in the workspace since."""
+        told = self.hash(path)
+        if told.revision == info.revision and (told.size, told.sha256) != (file.length, file.sha256()):
+            raise TransferMismatch(f"What came of {path!r} is not what is in the workspace.", hint="Copy it again.")
+
+    # ------------------------------------------------------------------------------------------------------------ watching
+
+    def watch_dir(self, path: str, on_event: OnEvent = None, *, recursive: bool = False) -> Watch:
+        """What happens in a directory, from the first iteration on: ``for event in workspace.files.watch_dir(path)``, or
+        ``workspace.files.watch_dir(path, on_event).run()``. While it is iterated the workspace counts as used."""
+        return Watch(self._workspace, path, self._root, recursive, on_event)
+
+    # ----------------------------------------------------------------------------------------------------------- internals
+
+    def _call(self, method: str, part: str, **query: object) -> Call:
+        where = _core.workspace_path(self._workspace.id, "files", *(part.split("/") if part else ()))
+        values = _core.query_of({"root": self._root, **query})
+        return Call(method, where, values, repeatable=method in {"GET", "PUT", "PATCH"})
+
+    def _fetch(self, call: Call, kind: type[Model]) -> Model:
+        return self._workspace.fetch(call, kind)
+
+
+def _octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:o}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 #: Grows when an old agent and a new node could misunderstand each other. Part of a golden snapshot's fingerprint.
 #: What an older peer may ignore without harm does not raise it, for memory that holds an agent of another protocol is lost.
 PROTOCOL = 2
-AGENT_VERSION = "0.3.0"
+AGENT_VERSION = "0.3.1"
 
 CONTROL_PORT = "perdure.control"
 DATA_PORT = "perdure.data"
@@ -57,6 +57,16 @@ class Op:
     MKDIR = "mkdir"
     RENAME = "rename"
     REMOVE = "remove"
+    # Of agents since 0.3.1; an older one answers that it knows no such operation.
+    HASH = "hash"  # SHA-256 of a file
+    ATTRIBUTES = "attributes"  # mode and owner
+    SYMLINK = "symlink"
+    UPLOAD = "upload"  # {id, do: begin | look | drop}: an upload in pieces
+    APPEND = "append"  # a piece of one
+    FINISH = "finish"  # its name, if its hash is right
+    PACK = "pack"  # a directory as tar
+    UNPACK = "unpack"
+    WATCH = "watch"  # {path, recursive} a new one, or {watch, after} one that goes on
     TCP = "tcp"
     LOGS = "logs"  # {offset | tail, follow} → {offset}, then the program's output, with a message where some is lost
     # Opened by the guest:
@@ -102,6 +112,7 @@ class Code:
     NOT_FOUND = "not_found"
     EXISTS = "exists"
     CONFLICT = "conflict"
+    ESCAPE = "escape"  # a path or link that leads out of where it was to stay
     FORBIDDEN = "forbidden"
     NO_SPACE = "no_space"
     BUSY = "busy"
@@ -110,6 +121,8 @@ class Code:
     PROTOCOL = "protocol"
 
 
+#: How the refusal of an operation begins that an agent does not know.
+UNKNOWN_OPERATION = "The agent knows no operation"
 #: Bytes of data that may be on the way in one direction of one stream.
 WINDOW = 256 * 1024
 #: What a host may ask for when it opens a stream (``window``): a transfer's round trips cost more than its memory.
@@ -137,3 +150,12 @@ PROGRAM_PORT = 8080
 PROGRAM_STOP_GRACE_S = 10.0
 #: The end of its output that is kept, whatever happens to it and to the agent.
 PROGRAM_LOG_BYTES = 1024 * 1024
+#: Where the pieces of uploads lie in a workspace until they are whole, and for how long (by its clock) after the last one.
+UPLOADS_DIR = "/var/lib/perdure/uploads"
+UPLOAD_KEPT_S = 24 * 3600
+#: Watches at once, the bytes of events kept of each for readers that come back, and for how long without any (awake).
+WATCHES_MAX = 32
+WATCH_BYTES = 256 * 1024
+WATCH_KEPT_S = 3600
+#: Files that a program only sees when they are whole are written under names with this beginning.
+HIDDEN = ".perdure-"

@@ -13,6 +13,23 @@ Rules that hold for every call:
 
 from __future__ import annotations
 
+from perdure.wire.node.files import (
+    Attributes,
+    Beneath,
+    ByteReading,
+    FileHash,
+    FileInfo,
+    FileKind,
+    FileOperations,
+    FileReading,
+    FileWritten,
+    FinishUpload,
+    Place,
+    TreeWritten,
+    WatchEvent,
+    WatchHandle,
+    WatchKind,
+)
 from perdure.wire.node.guest import (
     ByteStream,
     ExecEnd,
@@ -23,9 +40,6 @@ from perdure.wire.node.guest import (
     ExecOutput,
     ExecSpec,
     ExecStarted,
-    FileInfo,
-    FileKind,
-    FileWritten,
     Guest,
 )
 from perdure.wire.node.machines import (
@@ -103,6 +117,9 @@ __all__ = [
     "PROGRAM_PORT",
     "PROGRAM_STOP_GRACE_S",
     "Activity",
+    "Attributes",
+    "Beneath",
+    "ByteReading",
     "ByteStream",
     "CaptureMode",
     "CaptureSpec",
@@ -119,9 +136,13 @@ __all__ = [
     "ExecStarted",
     "Fetched",
     "Fetching",
+    "FileHash",
     "FileInfo",
     "FileKind",
+    "FileOperations",
+    "FileReading",
     "FileWritten",
+    "FinishUpload",
     "FromDisk",
     "FromGolden",
     "FromSnapshot",
@@ -143,6 +164,7 @@ __all__ = [
     "NodeEventKind",
     "NodeUsage",
     "PingStatus",
+    "Place",
     "PortAnswer",
     "PortLimits",
     "PortPhase",
@@ -168,7 +190,11 @@ __all__ = [
     "StartSpec",
     "StoredSizes",
     "Told",
+    "TreeWritten",
     "Trial",
     "TrialKind",
     "Verdict",
+    "WatchEvent",
+    "WatchHandle",
+    "WatchKind",
 ]

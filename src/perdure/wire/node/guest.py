@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from perdure.core.ids import ExecId
+from perdure.wire.node.files import FileOperations
 from perdure.wire.node.programs import LogChunk, LogRequest, ProgramAct, ProgramPing, ProgramSpec, ProgramStatus
 
 
@@ -111,37 +112,7 @@ class ExecInfo:
     stderr_bytes: int
 
 
-class FileKind(StrEnum):
-    FILE = "file"
-    DIRECTORY = "directory"
-    SYMLINK = "symlink"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """``name`` is decoded with surrogateescape: a guest's names are bytes."""
-
-    path: str
-    name: str
-    kind: FileKind
-    size: int
-    mode: int
-    uid: int
-    gid: int
-    modified_at: datetime
-    target: str | None = None  # of a symlink
-
-
-@dataclass(frozen=True, slots=True)
-class FileWritten:
-    path: str
-    length: int
-    crc32: int  # computed in the guest over what it wrote, compared with the host's by the node
-    sha256: str  # computed on the host over what was sent
-
-
-class Guest(Protocol):
+class Guest(FileOperations, Protocol):
     """An awake workspace at one generation. Paths are absolute in the workspace's own root."""
 
     async def start_exec(self, spec: ExecSpec) -> ExecHandle: ...
@@ -155,22 +126,6 @@ class Guest(Protocol):
         ...
 
     async def list_execs(self) -> tuple[ExecInfo, ...]: ...
-
-    async def stat(self, path: str) -> FileInfo: ...
-
-    async def list_dir(self, path: str) -> tuple[FileInfo, ...]: ...
-
-    def read_file(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]: ...
-
-    async def write_file(self, path: str, content: AsyncIterator[bytes], *, mode: int | None = None) -> FileWritten:
-        """Replace atomically: the old content stays until all of the new is written and its checksum agrees."""
-        ...
-
-    async def make_dir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None: ...
-
-    async def rename(self, source: str, destination: str) -> None: ...
-
-    async def remove(self, path: str, *, recursive: bool = False) -> None: ...
 
     async def open_tcp(self, port: int) -> ByteStream:
         """A stream to 127.0.0.1:port inside; raises NotFound when nothing listens there."""

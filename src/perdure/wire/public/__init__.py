@@ -37,9 +37,13 @@ from perdure.wire.public.execs import (
     StdinWritten,
 )
 from perdure.wire.public.files import (
+    FileHash,
     FileInfo,
     FileList,
+    FileUpload,
     FileWritten,
+    TreeWritten,
+    WatchEvent,
 )
 from perdure.wire.public.images import (
     BuildEvent,
@@ -165,8 +169,10 @@ __all__ = [
     "ExecList",
     "ExecOutcome",
     "FetchInfo",
+    "FileHash",
     "FileInfo",
     "FileList",
+    "FileUpload",
     "FileWritten",
     "ForkAnswer",
     "ForkResult",
@@ -216,6 +222,7 @@ __all__ = [
     "TenantList",
     "Text",
     "TreeNode",
+    "TreeWritten",
     "TrialInfo",
     "UploadInfo",
     "UploadState",
@@ -227,6 +234,7 @@ __all__ = [
     "VerifyEvent",
     "VerifySnapshots",
     "WakeWorkspace",
+    "WatchEvent",
     "WorkspaceInfo",
     "WorkspaceKind",
     "WorkspaceList",
