@@ -156,6 +156,21 @@ def test_the_benchmark_of_snapshots_prints_its_rows_and_leaves_nothing(place: Pl
     assert place.left_processes() == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_the_benchmark_of_a_server_prints_its_rows_and_leaves_nothing(place: Place) -> None:
+    document = run(place, "bench", "serve", "--samples", "2", "--json", timeout=2700)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert rows["warm command, SDK to exit code and back p50"]["ratio"] > 0
+    assert rows["streams of 20 at once on one workspace that failed or lost a byte"]["value"] == 0
+    assert rows["upload p50"]["baseline_value"] > 0 and rows["download p50"]["baseline_value"] > 0
+    assert rows["6 sleeping workspaces woken at once: wakes that failed"]["value"] == 0
+    assert rows["6 sleeping workspaces woken at once: machines starting at a time"]["value"] <= 2
+    assert rows["memory of the idle API process"]["value"] > 0 and rows["memory of its database"]["value"] > 0
+    assert place.left_files() == []
+    assert place.left_processes() == []
+
+
 def test_an_unknown_suite_is_one_sentence(place: Place) -> None:
     done = subprocess.run(
         [COMMAND, "bench", "nothing", "--json"], env=place.environment, capture_output=True, timeout=60, check=False

@@ -39,6 +39,7 @@ from perdure.wire.node import ExecExited, ExecOutput, ExecSpec, Identity, Isolat
 
 DEADLINE_S = 240.0
 _WORKSPACE = WorkspaceId("ws_bench")
+_PIECE = 1 << 18
 
 
 @dataclass(slots=True)
@@ -153,8 +154,8 @@ class Rig:
         async def set_up(link: GuestLink) -> None:
             program = (files("perdure.demo") / "programs" / "holder.py").read_text()
             setup = f"{script}\ncat > /root/holder.py <<'END'\n{program}\nEND\n"
-            await _exec(link, "bash", "-c", setup + "setsid python3 /root/holder.py 9000 > /root/holder.log 2>&1 &\n")
-            await _exec(link, "bash", "-c", "tail -f /root/holder.log | grep -q ready")
+            await execute(link, "bash", "-c", setup + "setsid python3 /root/holder.py 9000 > /root/holder.log 2>&1 &\n")
+            await execute(link, "bash", "-c", "tail -f /root/holder.log | grep -q ready")
             await _tell(link, "grow 5")
 
         self.snapshot = await self._changed(None, set_up)
@@ -188,6 +189,17 @@ class Rig:
         await asyncio.to_thread(run.commit, captured, 0.0)
         return snapshot
 
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[GuestLink]:
+        """A fresh workspace of the image, and the channel to its agent."""
+        machine, run = await self._begin(None)
+        link = GuestLink(machine.connect)
+        try:
+            await self._answer(machine, run, link, new_identity=True)
+            yield link
+        finally:
+            await self._end(machine, run, link)
+
     async def wake(self) -> dict[str, float]:
         """Seconds from the request to: the guest running, the agent's first reply (repairs done), the first exec's exit."""
         machine, run = await self._begin(self.snapshot)
@@ -201,7 +213,7 @@ class Rig:
             await link.open(DEADLINE_S)
             await link.wake(WakeRequest(_identity(run)))
             taken["reply"] = time.perf_counter() - started
-            await _exec(link, "/bin/true")
+            await execute(link, "/bin/true")
             taken["exec"] = time.perf_counter() - started
             return taken
         finally:
@@ -258,10 +270,11 @@ def _identity(run: MachineRun) -> Identity:
 
 
 async def _tell(link: GuestLink, words: str) -> None:
-    await _exec(link, "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/9000; echo {words} >&3; read -r answer <&3")
+    await execute(link, "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/9000; echo {words} >&3; read -r answer <&3")
 
 
-async def _exec(link: GuestLink, *argv: str) -> None:
+async def execute(link: GuestLink, *argv: str) -> None:
+    """Run a command and wait for its end, which must be a good one."""
     handle = await link.start_exec(ExecSpec(ExecId(mint("exe", now_ms=0)), argv=argv))
     said = b""
     try:
@@ -274,3 +287,18 @@ async def _exec(link: GuestLink, *argv: str) -> None:
                 )
     finally:
         await handle.close()
+
+
+async def upload(link: GuestLink, path: str, content: bytes) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(content), _PIECE):
+            yield content[start : start + _PIECE]
+
+    await link.write_file(path, pieces())
+
+
+async def download(link: GuestLink, path: str, size: int) -> None:
+    received = 0
+    async for piece in link.read_file(path):
+        received += len(piece)
+    expect(received == size, f"{received} of {size} bytes came from the bare machine.")

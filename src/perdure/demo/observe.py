@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from perdure.core.config import Settings
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,14 +41,34 @@ def cpu_s(pid: int) -> float:
 
 def private_bytes(pids: Iterable[int]) -> int:
     """Memory that would be free if these processes ended: their private pages, not the shared base."""
-    total = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue  # it ended meanwhile
-        total += sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Private_"))
-    return total
+    return sum(_rollup(pid, "Private_") for pid in pids)
+
+
+def proportional_bytes(pids: Iterable[int]) -> int:
+    """Their memory, with what several processes share counted once among them."""
+    return sum(_rollup(pid, "Pss:") for pid in pids)
+
+
+def resident_bytes(pid: int) -> int:
+    return _rollup(pid, "Rss:")
+
+
+def _rollup(pid: int, *names: str) -> int:
+    """Bytes of these lines of the process's smaps_rollup; 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(names))
+
+
+def database(settings: Settings) -> set[int]:
+    """The processes of an embedded PostgreSQL; none of an external one."""
+    try:
+        postmaster = int((settings.home / "db" / "data" / "postmaster.pid").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return set()
+    return {postmaster} | descendants(postmaster)
 
 
 def stored_bytes(directory: Path) -> int:

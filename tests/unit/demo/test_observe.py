@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.core.config import Settings
 from perdure.demo import observe
 
 
@@ -30,6 +31,23 @@ def test_private_memory_counts_what_a_process_made_its_own_and_forgives_dead_one
     mine = bytearray(os.urandom(32 << 20))
     assert observe.private_bytes({os.getpid(), 2**22 + 1}) - before > 24 << 20
     assert len(mine) == 32 << 20
+
+
+def test_resident_and_proportional_memory_of_ones_own_and_of_dead_processes() -> None:
+    resident, proportional = observe.resident_bytes(os.getpid()), observe.proportional_bytes({os.getpid(), 2**22 + 1})
+    assert resident >= proportional > 1 << 20
+    assert observe.resident_bytes(2**22 + 1) == 0
+
+
+def test_a_database_is_found_by_its_own_file(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert observe.database(settings) == set()
+    data = tmp_path / "db" / "data"
+    data.mkdir(parents=True)
+    (data / "postmaster.pid").write_text(f"{os.getpid()}\n{data}\n")
+    assert os.getpid() in observe.database(settings)
+    (data / "postmaster.pid").write_text("")
+    assert observe.database(settings) == set()
 
 
 def test_stored_bytes_count_blocks_not_holes_and_links_once(tmp_path: Path) -> None:
