@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from perdure import fitness, saving
+from perdure import fitness, saving, telling
 from perdure.access import tokens
 from perdure.access.service import AccessService
 from perdure.access.shares import ShareService
@@ -45,10 +45,11 @@ from perdure.ending import Ending
 from perdure.fleet.nodes import NodeRegistry
 from perdure.fleet.objects import NodeKeys, StoreCatalogue
 from perdure.fleet.placement import LocalPlacement
-from perdure.gateway.egress import Dialer, EgressEvent, EgressGateway
+from perdure.gateway.egress import Dialer, EgressGateway
 from perdure.gateway.ingress import GuestPorts
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
+from perdure.gauges import ServerGauges
 from perdure.images.golden import GoldenSpec
 from perdure.images.model import Image
 from perdure.images.progress import ProgressSink, silent
@@ -84,7 +85,7 @@ def serve(settings: Settings) -> int:
     """``perdure up`` in the foreground: returns 0 after SIGTERM or SIGINT, when every workspace sleeps. Raises PerdureError."""
     logs.configure(settings)
     crashpoints.arm(settings.crash_file)
-    with _locked(settings):
+    with _locked(settings), telling.traces():
         check_finished(settings.home)
         if settings.store_url is not None:
             opening.check(settings.store_url, settings.store_options)  # a mistake is told before a database is made
@@ -172,6 +173,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             clock=clock,
             ports=ports,
             shares=ShareService(database, _derived(settings, tokens.PURPOSE)),
+            gauges=ServerGauges(database, control.workspaces, control.node).read,
         )
         server = ApiServer(services)
         await server.start()
@@ -227,7 +229,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
             images=image_store,
             objects=await _objects(settings, clock, database),
-            egress=EgressGateway(dialer, audit=_audit),
+            egress=EgressGateway(dialer, audit=telling.audit),
             selfservice=SelfService(guest_app, report=_report_defect),
         )
     )
@@ -351,19 +353,6 @@ def _locked(settings: Settings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _audit(event: EgressEvent) -> None:
-    log.info(
-        "egress",
-        workspace=event.identity.workspace_id,
-        generation=event.identity.generation,
-        to=f"{event.host}:{event.port}",
-        decision=event.decision.value,
-        reason=event.reason,
-        sent_bytes=event.sent_bytes,
-        received_bytes=event.received_bytes,
-    )
 
 
 def _report_defect(what: str, error: BaseException) -> None:

@@ -12,6 +12,7 @@ import posixpath
 import shlex
 from collections.abc import AsyncIterator, Callable
 
+from perdure.core import tracing
 from perdure.core.errors import AlreadyExists, Conflict, MachineFailed, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import ExecId
 from perdure.guest.progfile import understand
@@ -190,10 +191,11 @@ class MemoryGuest(MemoryFiles):
 
     async def _builtin(self, command: Command, words: list[str]) -> int:
         name, *args = words
-        spec = command.spec
+        spec, trace = command.spec, tracing.traceparent()  # of whoever started it: its task has the caller's context
+        traced = {"TRACEPARENT": trace} if trace else {}
         answers = {
             "echo": lambda: " ".join(args) + "\n",
-            "env": lambda: {**self.world.environment, **spec.env}.get(args[0], "") + "\n",
+            "env": lambda: {**self.world.environment, **traced, **spec.env}.get(args[0], "") + "\n",
             "pwd": lambda: (spec.cwd or "/root") + "\n",
             "whoami": lambda: (spec.user or "root") + "\n",
             "true": lambda: "",

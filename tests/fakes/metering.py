@@ -7,8 +7,15 @@ from datetime import datetime, timedelta
 
 from perdure.core.errors import NotFound
 from perdure.core.ids import TenantId, WorkspaceId
+from perdure.core.metrics import Gauge
 from perdure.metering.usage import Amounts, Usage
 from perdure.workspaces.model import Workspace
+
+
+async def no_gauges() -> list[Gauge]:
+    """Those of a server with one workspace."""
+    return [Gauge("perdure_workspaces", "Workspaces by state.", {("running",): 1.0}, ("state",))]
+
 
 AMOUNTS = Amounts(
     awake=timedelta(hours=1.5),

@@ -57,7 +57,7 @@ from tests.fakes.access import FakeAccess
 from tests.fakes.backups import FakeBackups
 from tests.fakes.doctor import doctor
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
-from tests.fakes.metering import FakeMetering
+from tests.fakes.metering import FakeMetering, no_gauges
 from tests.fakes.shares import FakeShares
 from tests.fakes.tenants import FakeTenants
 
@@ -487,7 +487,7 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
     clock = SystemClock()
-    rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock))
+    rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
     return Services(workspaces, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest), workspaces
 
 

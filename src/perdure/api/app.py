@@ -20,6 +20,7 @@ from perdure.api.routes import (
     invocations,
     keys,
     lineage,
+    metrics,
     ports,
     programs,
     server,
@@ -61,4 +62,5 @@ def create_app(services: Services) -> FastAPI:
         return JSONResponse(app.openapi())
 
     app.include_router(v1)
+    app.include_router(metrics.router, responses=ERRORS, dependencies=[Depends(admit)])  # where scrapers look for it
     return app

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from perdure.core import logs
 from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, Unavailable
 from perdure.wire import public
 
@@ -26,18 +27,24 @@ class MethodNotAllowed(InvalidRequest):
 
 
 def error_info(error: PerdureError) -> public.ErrorInfo:
-    """The public half of an error."""
-    return public.ErrorInfo.model_validate(error.public())
+    """The public half of an error, and the request that it ends."""
+    return public.ErrorInfo.model_validate(error.public() | _where())
 
 
-def internal_error(request_id: str = "") -> public.ErrorInfo:
+def _where() -> dict[str, str]:
+    request_id = logs.request_id()
+    return {"request_id": request_id} if request_id else {}
+
+
+def internal_error() -> public.ErrorInfo:
     """What a caller learns of a defect: that there is one, and where its details are."""
-    where = f" (request {request_id})" if request_id else ""
+    where = _where()
     return public.ErrorInfo(
         code="internal",
-        message=f"Perdure failed because of a defect of its own{where}.",
+        message=f"Perdure failed because of a defect of its own{' (request ' + where['request_id'] + ')' if where else ''}.",
         hint="The server's log has the details.",
         ambiguous=True,
+        **where,
     )
 
 
@@ -47,7 +54,7 @@ def error_response(error: PerdureError) -> Response:
         headers["retry-after"] = "1"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": error.public()}, status_code=error.status, headers=headers)
+    return JSONResponse({"error": error.public() | _where()}, status_code=error.status, headers=headers)
 
 
 def validation_sentence(errors: Sequence[Any]) -> str:
@@ -90,9 +97,8 @@ def install(app: FastAPI) -> None:
         log.info("client went away in the middle of its request")
         return Response(status_code=499)
 
-    async def on_defect(request: Request, error: Exception) -> Response:
-        caller = request.scope.get("perdure.caller")
-        return JSONResponse({"error": internal_error(getattr(caller, "request_id", "")).model_dump()}, status_code=500)
+    async def on_defect(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": internal_error().model_dump()}, status_code=500)
 
     app.add_exception_handler(PerdureError, _on_perdure)
     app.add_exception_handler(RequestValidationError, on_validation)

@@ -5,7 +5,7 @@ default tenant. ``TcpGuard`` stands before TCP: a Bearer key is always needed, `
 (else a web page could reach it by rebinding its own DNS name to loopback), and an ``Origin``, which only browsers send, must be
 such a name too. Whoever asks for a port of a workspace with a share link needs no key, and is let in by nothing else
 (``ingress``). Without one of the guards in front the application answers nobody. What a caller may do is asked per route
-(``policy``).
+(``policy``). Before a guard stands ``traffic.Traffic``, which has given the request its id.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from perdure.access.model import LOCAL, VISITOR, Principal
 from perdure.api.errors import error_response
 from perdure.api.ingress.admission import is_shared
 from perdure.api.services import Services
-from perdure.core import ids
-from perdure.core.clock import Clock, epoch_ms
-from perdure.core.errors import Forbidden, InvalidRequest, PerdureError, Unauthenticated
+from perdure.api.traffic import REQUEST_ID
+from perdure.core import logs
+from perdure.core.errors import Forbidden, InvalidRequest, NotFound, PerdureError, Unauthenticated
 from perdure.core.ids import RequestId
-from perdure.wire.public import REQUEST_ID_HEADER
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Bodies that are parsed as a whole may be this large; file contents and stdin are streamed and have no limit.
@@ -34,6 +33,7 @@ STREAMED = re.compile(
     r"/v1/workspaces/[^/]+/(?:files/(?:content|tar|uploads/[^/]+)|execs/[^/]+/stdin|ports/[0-9]+/.*|invocations)", re.DOTALL
 )
 CALLER = "perdure.caller"
+METRICS_PATH = "/metrics"
 
 
 class BodyTooLarge(InvalidRequest):
@@ -52,12 +52,11 @@ class Caller:
 class SocketGuard:
     """For the 0600 Unix socket: no key."""
 
-    def __init__(self, app: ASGIApp, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _forward(self._app, self._clock, LOCAL, scope, receive, send)
+        await _forward(self._app, LOCAL, scope, receive, send)
 
 
 class TcpGuard:
@@ -78,7 +77,7 @@ class TcpGuard:
         except PerdureError as error:
             await refuse(error, scope, receive, send)
             return
-        await _forward(self._app, self._services.clock, principal, scope, receive, send)
+        await _forward(self._app, principal, scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Principal:
         headers = Headers(scope=scope)
@@ -105,6 +104,21 @@ async def who(services: Services, headers: Headers) -> Principal:
     return principal
 
 
+class MetricsGuard:
+    """For the port of loopback that an operator has opened for metrics: no key, and no other path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _name(f"//{Headers(scope=scope).get('host', '')}") not in LOOPBACK_NAMES:
+            await refuse(Forbidden("This port answers on loopback only."), scope, receive, send)
+        elif scope["type"] != "http" or scope["path"] != METRICS_PATH:
+            await refuse(NotFound("This port has metrics, and nothing else."), scope, receive, send)
+        else:
+            await _forward(self._app, LOCAL, scope, receive, send)
+
+
 def _name(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
@@ -112,31 +126,19 @@ def _name(url: str) -> str | None:
         return None
 
 
-async def _forward(app: ASGIApp, clock: Clock, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+async def _forward(app: ASGIApp, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await app(scope, receive, send)
         return
-    request_id = RequestId(ids.mint("req", now_ms=epoch_ms(clock)))
-    scope[CALLER] = Caller(principal, request_id)
+    scope[CALLER] = Caller(principal, scope[REQUEST_ID])
+    logs.note(tenant=principal.tenant_id, by=principal.name)
     if scope["type"] == "http" and not STREAMED.fullmatch(scope["path"]):
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             await refuse(_too_large(), scope, receive, send)
             return
         receive = _bounded(receive)
-
-    await app(scope, receive, stamped(send, request_id))
-
-
-def stamped(send: Send, request_id: RequestId) -> Send:
-    """``send`` with the request's id in the answer's headers."""
-
-    async def stamp(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (REQUEST_ID_HEADER.encode(), request_id.encode())]}
-        await send(message)
-
-    return stamp
+    await app(scope, receive, send)
 
 
 def _too_large() -> BodyTooLarge:

@@ -20,10 +20,10 @@ from starlette.routing import Route
 from perdure.api import render
 from perdure.api.errors import error_response, internal_error, validation_sentence
 from perdure.api.handles import Handles
-from perdure.core import ids
-from perdure.core.clock import Clock, epoch_ms
+from perdure.api.traffic import REQUEST_ID, Traffic
+from perdure.core import logs
+from perdure.core.clock import Clock
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError, StaleGeneration, Unauthenticated
-from perdure.core.ids import RequestId
 from perdure.wire import public
 from perdure.wire.node import Identity
 from perdure.workspaces.model import Context, Workspace, Workspaces
@@ -36,18 +36,19 @@ KEEP_AWAKE_MAX_S = 30 * 86400.0
 class GuestApi:
     """The routes' common ground."""
 
-    def __init__(self, workspaces: Workspaces, clock: Clock, handles: Handles) -> None:
+    def __init__(self, workspaces: Workspaces, handles: Handles) -> None:
         self._workspaces = workspaces
         self._handles = handles
-        self._clock = clock
         self._sleeping: set[asyncio.Task[None]] = set()
 
     async def _self(self, request: Request) -> tuple[Context, Workspace]:
         identity = request.scope.get("state", {}).get("identity")
         if not isinstance(identity, Identity):
             raise Unauthenticated("No workspace is bound to this connection.", hint="Reach this address from inside a workspace.")
-        request_id = RequestId(ids.mint("req", now_ms=epoch_ms(self._clock)))
-        ctx = Context(f"workspace:{identity.workspace_id}", request_id, identity.tenant_id)
+        principal = f"workspace:{identity.workspace_id}"
+        facts = {"workspace": identity.workspace_id, "generation": identity.generation, "tenant": identity.tenant_id}
+        logs.note(by=principal, **facts)
+        ctx = Context(principal, request.scope[REQUEST_ID], identity.tenant_id)
         workspace = await self._workspaces.get(ctx, identity.workspace_id)
         if workspace.generation != identity.generation:
             raise StaleGeneration("This connection belongs to an earlier generation of the workspace.", hint="Connect again.")
@@ -97,9 +98,9 @@ class GuestApi:
             log.warning("workspace %s asked to sleep and could not: %s", workspace.id, error)
 
 
-def create_guest_app(workspaces: Workspaces, clock: Clock, handles: Handles) -> Starlette:
+def create_guest_app(workspaces: Workspaces, clock: Clock, handles: Handles) -> Traffic:
     """The ASGI application for the bridge in ``gateway.selfservice``."""
-    api = GuestApi(workspaces, clock, handles)
+    api = GuestApi(workspaces, handles)
 
     def answering(handler: Any) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -110,12 +111,12 @@ def create_guest_app(workspaces: Workspaces, clock: Clock, handles: Handles) -> 
         return endpoint
 
     routes = [
-        Route("/v1/workspace", answering(api.show), methods=["GET"]),
-        Route("/v1/workspace/handle", answering(api.handle), methods=["GET"]),
-        Route("/v1/workspace/handle/check", answering(api.check_handle), methods=["POST"]),
-        Route("/v1/workspace/keep-awake", answering(api.keep_awake), methods=["POST"]),
-        Route("/v1/workspace/sleep", answering(api.sleep), methods=["POST"]),
-        Route("/v1/workspace/checkpoint", answering(api.checkpoint), methods=["POST"]),
+        Route("/v1/workspace", answering(api.show), methods=["GET"], name="guest_show"),
+        Route("/v1/workspace/handle", answering(api.handle), methods=["GET"], name="guest_handle"),
+        Route("/v1/workspace/handle/check", answering(api.check_handle), methods=["POST"], name="guest_check_handle"),
+        Route("/v1/workspace/keep-awake", answering(api.keep_awake), methods=["POST"], name="guest_keep_awake"),
+        Route("/v1/workspace/sleep", answering(api.sleep), methods=["POST"], name="guest_sleep"),
+        Route("/v1/workspace/checkpoint", answering(api.checkpoint), methods=["POST"], name="guest_checkpoint"),
     ]
 
     async def on_perdure(_: Request, error: Exception) -> Response:
@@ -132,7 +133,8 @@ def create_guest_app(workspaces: Workspaces, clock: Clock, handles: Handles) -> 
     async def on_defect(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": internal_error().model_dump()}, status_code=500)
 
-    return Starlette(routes=routes, exception_handlers={PerdureError: on_perdure, HTTPException: on_http, Exception: on_defect})
+    handlers: dict[Any, Any] = {PerdureError: on_perdure, HTTPException: on_http, Exception: on_defect}
+    return Traffic(Starlette(routes=routes, exception_handlers=handlers), clock)
 
 
 class _Then(Response):

@@ -29,6 +29,7 @@ OPERATOR = Need(KeyScope.ADMIN, of_server=True)
 NEEDS: Mapping[str, Need] = {
     "openapi": READ,
     "health": READ,
+    "metrics": OPERATOR,
     "doctor": OPERATOR,  # it says how the host is made
     "list_images": READ,
     "get_image": READ,

@@ -1,4 +1,5 @@
-"""Two listeners over one application: a keyless Unix socket that only its owner can open, and TCP that always needs a key."""
+"""Two listeners over one application: a keyless Unix socket that only its owner can open, and TCP that always needs a key. Where
+an operator wants it, a third one on loopback that tells metrics and nothing else."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from perdure.api.app import create_app
-from perdure.api.guard import SocketGuard, TcpGuard
+from perdure.api.guard import MetricsGuard, SocketGuard, TcpGuard
 from perdure.api.ingress.front import HostForm, PathForm
 from perdure.api.ingress.names import Domain
 from perdure.api.services import Services
+from perdure.api.traffic import Traffic
 from perdure.core.errors import Conflict, HostUnfit
 
 SOCKET_PATH_BYTES_MAX = 107
@@ -40,17 +42,23 @@ class ApiServer:
         """Returns when both listeners answer."""
         settings = self._services.settings
         unix = bind_unix(settings.api_socket)
+        tcp: list[socket.socket] = []
         try:
-            tcp = bind_tcp(settings.listen_host, settings.listen_port)
+            tcp.append(bind_tcp(settings.listen_host, settings.listen_port))
+            if settings.metrics_port:
+                tcp.append(bind_tcp("127.0.0.1", settings.metrics_port, "PERDURE_METRICS_PORT"))
         except BaseException:
-            unix.close()
+            for sock in (unix, *tcp):
+                sock.close()
             settings.api_socket.unlink(missing_ok=True)
             raise
-        self.port = int(tcp.getsockname()[1])
+        self.port = int(tcp[0].getsockname()[1])
         self._app.state.port = self.port
         inside = PathForm(self._app, self._services, self._app.state.closing)
-        await self._listen(SocketGuard(inside, self._services.clock), unix)
-        await self._listen(self._outside(TcpGuard(inside, self._services)), tcp)
+        await self._listen(SocketGuard(inside), unix)
+        await self._listen(self._outside(TcpGuard(inside, self._services)), tcp[0])
+        if settings.metrics_port:
+            await self._listen(MetricsGuard(self._app), tcp[1])
 
     def _outside(self, guard: ASGIApp) -> ASGIApp:
         """What TCP meets first."""
@@ -70,7 +78,7 @@ class ApiServer:
 
     async def _listen(self, app: ASGIApp, sock: socket.socket) -> None:
         config = uvicorn.Config(
-            app,
+            Traffic(app, self._services.clock),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -140,7 +148,7 @@ def answers(path: Path) -> bool:
         return True
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
+def bind_tcp(host: str, port: int, setting: str = "PERDURE_LISTEN_PORT") -> socket.socket:
     """Raises Conflict when the port is taken and HostUnfit when the address is not this machine's."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -156,7 +164,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         sock.close()
         raise Conflict(
             f"The API cannot listen on {host}:{port}: {error.strerror}.",
-            hint="Set PERDURE_LISTEN_PORT to another port, or 0 for any free one.",
+            hint=f"Set {setting} to another port, or 0 for {'any free one' if setting == 'PERDURE_LISTEN_PORT' else 'none'}.",
         ) from error
     sock.setblocking(False)
     return sock

@@ -12,6 +12,7 @@ from perdure.access.shares import Shares
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
 from perdure.core.ids import TenantId
+from perdure.core.metrics import Gauges
 from perdure.metering.usage import Usage
 from perdure.wire import public
 from perdure.wire.node import Ports
@@ -72,3 +73,4 @@ class Services:
     clock: Clock
     ports: Ports
     shares: Shares
+    gauges: Gauges

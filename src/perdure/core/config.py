@@ -6,6 +6,7 @@ Each field is read from ``PERDURE_<FIELD>``. Lists are comma-separated.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,28 @@ def default_home() -> Path:
 def notify_socket() -> str | None:
     """Where a supervising systemd listens, sd_notify(3)."""
     return os.environ.get("NOTIFY_SOCKET")
+
+
+@dataclass(frozen=True, slots=True)
+class OtelSettings:
+    """What the standard environment of OpenTelemetry says about traces. No exporters: nobody asked."""
+
+    exporters: tuple[str, ...] = ()
+    protocol: str = ""
+    has_service_name: bool = False
+
+
+def otel_settings() -> OtelSettings:
+    """Asked for is an exporter by its name, or an endpoint, where that is OTLP."""
+    values = os.environ
+    if values.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return OtelSettings()
+    endpoint = values.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or values.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    names = values.get("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
+    exporters = tuple(name.strip() for name in names.split(",") if name.strip() not in {"", "none"})
+    protocol = values.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or values.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    named = bool(values.get("OTEL_SERVICE_NAME") or "service.name=" in values.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    return OtelSettings(exporters, protocol, named)
 
 
 class Settings(BaseModel):
@@ -126,7 +149,12 @@ class Settings(BaseModel):
     egress_private_allow: tuple[str, ...] = Field(
         default=(), description="HOST:PORT on private or node addresses that workspaces may be allowed to reach."
     )
-    log_level: str = Field(default="info", description="Least severe messages that are logged: debug, info, warning or error.")
+    metrics_port: int = Field(
+        default=0, ge=0, le=65535, description="A port of 127.0.0.1 that answers GET /metrics without a key; 0: none."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages that are logged."
+    )
     log_format: Literal["console", "json"] = Field(default="console", description="Log lines for people or for machines.")
     crash_file: Path | None = Field(
         default=None, description="Tests of crashes: a file that names the point at which a process is killed; unset: none."
@@ -140,6 +168,11 @@ class Settings(BaseModel):
         names = {PREFIX + name.upper(): name for name in cls.model_fields}
         said = {name: os.environ[variable] for variable, name in names.items() if variable in os.environ}
         return {**said, **given}
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.strip().lower() if isinstance(value, str) else value
 
     @field_validator("allowed_hosts", "egress_private_allow", "store_options", mode="before")
     @classmethod

@@ -56,6 +56,7 @@ class PerdureError(Exception):
     gone: bool = False
     default_hint: ClassVar[str] = ""
     details: Mapping[str, str] = MappingProxyType({})
+    request_id: str = ""  # in a client: of the request that it ended, for whoever reads the server's log
 
     def __init__(self, message: str, *, hint: str | None = None, internal: str = "", ambiguous: bool | None = None) -> None:
         super().__init__(message)
@@ -83,6 +84,8 @@ class PerdureError(Exception):
         }
         if self.details:
             told["details"] = dict(self.details)
+        if self.request_id:
+            told["request_id"] = self.request_id
         return told
 
 

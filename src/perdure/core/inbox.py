@@ -1,7 +1,7 @@
 """A bounded inbox with one worker: jobs of one owner run one at a time, in the order they came.
 
 The worker is a task that exists only while there is work, so an idle owner costs an object and no task. A caller that goes away
-does not stop its job.
+does not stop its job. What a job logs and traces belongs to whoever asked for it, not to whoever happened to start the worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from perdure.core import logs, tracing
 from perdure.core.errors import Busy, PerdureError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Inbox:
             raise Busy(f"Too many operations wait for this workspace (limit {self._limit}).")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve)
-        self._waiting.append((job, future))
+        self._waiting.append((_carrying(job), future))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name=f"inbox-{self.name}")
         return await asyncio.shield(future)
@@ -80,6 +81,16 @@ class Inbox:
         else:
             if not future.done():
                 future.set_result(result)
+
+
+def _carrying(job: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+    facts, trace = logs.facts(), tracing.carry()
+
+    async def carried() -> T:
+        with logs.exactly(facts), tracing.carried(trace):
+            return await job()
+
+    return carried
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

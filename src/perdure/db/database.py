@@ -90,6 +90,13 @@ class Database:
         with _mapped():
             await self._pool.check()
 
+    @property
+    def occupancy(self) -> tuple[int, int, int]:
+        """Connections that are open, those of them that are in use, and calls that wait for one."""
+        stats = self._pool.get_stats()
+        size = stats.get("pool_size", 0)
+        return size, size - stats.get("pool_available", 0), stats.get("requests_waiting", 0)
+
     def shift_clock(self, seconds: float) -> None:
         """Tests only: ``perdure_now()`` answers this much later for everything that runs on this pool from here on."""
         self._offset_s += seconds

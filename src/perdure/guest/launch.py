@@ -118,6 +118,8 @@ def _enter(world: int, grouped: bool) -> None:
 def _execute(spec: dict[str, Any], environment: dict[str, str]) -> None:
     account = find_account(spec.get("user"))
     env = {**environment, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+    if spec.get("trace"):
+        env["TRACEPARENT"] = spec["trace"]
     env.update(spec.get("env") or {})
     os.setgroups(account.groups)
     os.setgid(account.gid)

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Literal
 
+from perdure.core import tracing
 from perdure.core.errors import MachineFailed
 from perdure.machines.guestlink_stream import LinkStream
+from perdure.wire.guest.ops import Op
 
 _COLLECTED_MAX = 64 * 1024 * 1024
 
@@ -44,9 +46,12 @@ class Asking(ABC):
     async def _ask(
         self, request: dict[str, Any], kind: Literal["exec", "stream"] = "stream"
     ) -> tuple[LinkStream, dict[str, Any]]:
-        stream = await self._open_stream(request)
-        self._count(stream, kind)
-        return stream, await self._accepted(stream)
+        with tracing.span(f"guest.{request['op']}", perdure__exec=request.get("exec_id")):
+            if request["op"] == Op.EXEC and (trace := tracing.traceparent()):
+                request = {**request, "trace": trace}  # of the call, not of the command: a repetition is the same command
+            stream = await self._open_stream(request)
+            self._count(stream, kind)
+            return stream, await self._accepted(stream)
 
     async def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         """A short operation whose acceptance is its result."""
@@ -56,10 +61,11 @@ class Asking(ABC):
 
     async def _ask_only(self, request: dict[str, Any]) -> tuple[LinkStream, dict[str, Any]]:
         """Ask for something that needs nothing more from this side: the stream is over when the answer is."""
-        stream = await self._open_stream(request)
-        self._count(stream, "stream")
-        await stream.close_write()
-        return stream, await self._accepted(stream)
+        with tracing.span(f"guest.{request['op']}"):
+            stream = await self._open_stream(request)
+            self._count(stream, "stream")
+            await stream.close_write()
+            return stream, await self._accepted(stream)
 
     async def _accepted(self, stream: LinkStream) -> dict[str, Any]:
         try:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from perdure.core import logs, tracing
 from perdure.core.clock import Clock
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import CorruptSnapshot, GuestUnresponsive, MachineDied, NoSpace, PerdureError
@@ -91,11 +92,12 @@ class Resident:
         self.is_ended = False
 
     def watch(self) -> None:
-        """Begin to look after the machine; what happens from here on is told."""
-        self._tasks = [
-            asyncio.create_task(self._follow_events(), name=f"events-{self.identity.workspace_id}"),
-            asyncio.create_task(self._follow_pulse(), name=f"pulse-{self.identity.workspace_id}"),
-        ]
+        """Begin to look after the machine; what happens from here on is told, and is no part of the request that woke it."""
+        with logs.exactly(logs.of_machine(workspace=self.identity.workspace_id, generation=self.generation)):
+            self._tasks = [
+                asyncio.create_task(self._follow_events(), name=f"events-{self.identity.workspace_id}"),
+                asyncio.create_task(self._follow_pulse(), name=f"pulse-{self.identity.workspace_id}"),
+            ]
         self._collapse_if_deep()  # each sleep and wake adds a layer
 
     @property
@@ -106,7 +108,8 @@ class Resident:
 
     async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
         """Take a snapshot; for HIBERNATE the machine is dead when this returns. On an error the machine goes on."""
-        return await self._inbox.run(lambda: self._capture(spec))
+        with tracing.span("node.capture", perdure__mode=spec.mode.value, perdure__generation=self.generation):
+            return await self._inbox.run(lambda: self._capture(spec))
 
     async def _capture(self, spec: CaptureSpec) -> SnapshotFacts:
         goes_on = spec.mode is CaptureMode.CHECKPOINT

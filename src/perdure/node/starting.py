@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from perdure.core import tracing
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import GuestUnresponsive, MachineDied, MachineFailed
 from perdure.machines.driver import LaunchSpec, Machine
@@ -108,7 +109,8 @@ class Starter:
             if plan.with_memory:
                 noted = asyncio.create_task(run.started(machine.pid))
                 try:
-                    times.add(await run.restore(machine))
+                    with tracing.span("node.restore"):
+                        times.add(await run.restore(machine))
                 finally:  # else a failed start could be put on record after its end
                     await noted
                 times.mark("restored")
@@ -223,13 +225,14 @@ class Starter:
         pooled = False
         from_pool = plan.with_memory and run.spec.base.ram_ref.private is None
         try:
-            if from_pool:
-                machine, pooled = await self._pool.claim(plan.origin.key)
-            elif plan.with_memory:  # those that wait in the pool have mapped a golden
-                machine = await self._goldens.driver.prepare(self.launch(plan, run, "own"))
-            else:
-                chain = await run.checked_chain() if plan.checked else run.chain()
-                machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), chain)
+            with tracing.span("node.claim" if from_pool else "node.prepare" if plan.with_memory else "node.boot"):
+                if from_pool:
+                    machine, pooled = await self._pool.claim(plan.origin.key)
+                elif plan.with_memory:  # those that wait in the pool have mapped a golden
+                    machine = await self._goldens.driver.prepare(self.launch(plan, run, "own"))
+                else:
+                    chain = await run.checked_chain() if plan.checked else run.chain()
+                    machine = await self._goldens.driver.boot(self.launch(plan, run, "boot"), chain)
             yield machine, pooled
         except BaseException:
             if machine is not None:
@@ -248,9 +251,11 @@ class Starter:
             machine.connect, generation=identity.generation, on_guest_stream=on_stream, unresponsive_s=self._unresponsive_s
         )
         try:
-            hello = await link.open(RESTORED_HELLO_S if plan.with_memory else BOOTED_HELLO_S)
+            with tracing.span("guest.handshake"):
+                hello = await link.open(RESTORED_HELLO_S if plan.with_memory else BOOTED_HELLO_S)
             times.mark("hello")
-            woken = await link.wake(replace(request, report={**(request.report or {}), "problems": list(hello.problems)}))
+            with tracing.span("guest.wake"):  # its repairs, and the workspace's own hooks
+                woken = await link.wake(replace(request, report={**(request.report or {}), "problems": list(hello.problems)}))
             times.mark("repaired")
             problems = (*hello.problems, *woken.problems, *([] if plan.with_memory else await grow(link)))
             for problem in problems:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import structlog
 
+from perdure.core import logs, tracing
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
@@ -198,7 +199,9 @@ class NodeSupervisor:
         return NodeSecondHome(parts, self._store, images, self._goldens.ram_of, self._starts)
 
     async def start(self, spec: StartSpec) -> StartReport:
-        with self._starts.one(None if isinstance(spec.source, FromGolden) else spec.source.snapshot_id):
+        identity, source = spec.identity, None if isinstance(spec.source, FromGolden) else spec.source.snapshot_id
+        told = {"perdure__workspace": identity.workspace_id, "perdure__generation": identity.generation}
+        with self._starts.one(source), tracing.span("node.start", **told):
             return await self._start(spec)
 
     async def _start(self, spec: StartSpec) -> StartReport:
@@ -264,7 +267,10 @@ class NodeSupervisor:
         """What the guest opens goes to the gateway, with the identity that the host knows."""
 
         def serve(kind: Literal["egress", "api"], info: dict[str, Any], stream: LinkStream) -> None:
-            task = asyncio.create_task(self._serve_one(identity, kind, info, stream))
+            # Whatever woke the machine has nothing to do with what its programs ask for.
+            facts = {"tenant": identity.tenant_id, "workspace": identity.workspace_id, "generation": identity.generation}
+            with logs.exactly(facts):
+                task = asyncio.create_task(self._serve_one(identity, kind, info, stream))
             self._streams.add(task)
             task.add_done_callback(self._streams.discard)
 

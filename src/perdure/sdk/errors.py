@@ -61,4 +61,5 @@ def rebuild(answer: object, status: int) -> PerdureError:
     details = public.get("details")
     if isinstance(details, dict):
         error.details = {str(name): str(value) for name, value in details.items()}
+    error.request_id = str(public.get("request_id") or "")
     return error

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+from perdure.core import metrics
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId, WorkspaceId, check_name
@@ -19,6 +20,7 @@ from perdure.db.database import Transaction
 from perdure.workspaces import checks
 from perdure.workspaces.integrity import Ancestor, Integrity
 from perdure.workspaces.lifecycle import RECOVERABLE, WITH_MACHINE, Event
+from perdure.workspaces.measured import measured
 from perdure.workspaces.model import (
     Context,
     Recovery,
@@ -53,6 +55,12 @@ class Branches:
         self, ctx: Context, record: Record, count: int, ref: str | None, names: tuple[str, ...]
     ) -> list[Workspace | PerdureError]:
         """See ``model.Workspaces.fork``."""
+        with measured("fork", record, metrics.FORK_SECONDS):
+            return await self._fork(ctx, record, count, ref, names)
+
+    async def _fork(
+        self, ctx: Context, record: Record, count: int, ref: str | None, names: tuple[str, ...]
+    ) -> list[Workspace | PerdureError]:
         owner = self._upkeep.owner(record.id)
         starts = await owner.run(partial(self._branch_job, owner, ctx, count, ref, names))
         started = await asyncio.gather(*map(asyncio.shield, starts), return_exceptions=True)

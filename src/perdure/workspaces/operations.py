@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perdure.core import metrics
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
     CorruptData,
@@ -25,6 +26,7 @@ from perdure.core.errors import (
     Unavailable,
 )
 from perdure.core.ids import SnapshotId
+from perdure.core.metrics import Stopwatch
 from perdure.wire.node import (
     CaptureMode,
     CaptureSpec,
@@ -43,6 +45,7 @@ from perdure.workspaces.homes import NODE_GONE, Homes
 from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.losses import Losses, commit_capture
+from perdure.workspaces.measured import measured, started
 from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
 from perdure.workspaces.observe import spent, unused_s
 from perdure.workspaces.owner import Owner
@@ -138,6 +141,13 @@ class Operations:
     async def start(self, owner: Owner, at: Record, plan: Plan) -> Record:
         """creating or waking → running. On failure the workspace is back where it can be woken from, or ``failed`` with exits,
         and the node's error is raised."""
+        is_new, watch = at.state is WorkspaceState.CREATING, Stopwatch()
+        with measured("create" if is_new else "wake", at):
+            record, report = await self._start(owner, at, plan)
+        started(report, watch.seconds, is_new=is_new)
+        return record
+
+    async def _start(self, owner: Owner, at: Record, plan: Plan) -> tuple[Record, ResumeReport]:
         owner.starting = at
         try:
             fetched, facts = await self._start_on_node(at, plan)
@@ -158,7 +168,7 @@ class Operations:
             raise
         crashpoint(CrashPoint.START_COMMITTED)
         owner.woke(record)
-        return record
+        return record, report
 
     async def _start_on_node(self, at: Record, plan: Plan) -> tuple[Fetched, StartReport]:
         """With its snapshot fetched before, where it is not there, and once more when it turns out not to be whole. A fetch takes
@@ -199,6 +209,14 @@ class Operations:
         self, owner: Owner, at: Record, reason: SnapshotReason, name: str | None = None, by: str | None = None
     ) -> tuple[Record, Snapshot]:
         """A snapshot of a running workspace, which goes on."""
+        with measured("checkpoint", at, metrics.CHECKPOINT_SECONDS):
+            record, snapshot = await self._checkpoint(owner, at, reason, name, by)
+        metrics.CHECKPOINT_PAUSE_SECONDS.observe(snapshot.pause_s)
+        return record, snapshot
+
+    async def _checkpoint(
+        self, owner: Owner, at: Record, reason: SnapshotReason, name: str | None, by: str | None
+    ) -> tuple[Record, Snapshot]:
         snapshot_id = self._tools.mint_snapshot()
         await self._store.intend(at, snapshot_id, reason, name)
         crashpoint(CrashPoint.CHECKPOINT_RECORDED)
@@ -221,6 +239,10 @@ class Operations:
         self, owner: Owner, at: Record, cause: str, *, spare: SnapshotId | None = None
     ) -> tuple[Record, Snapshot]:
         """running → hibernating → hibernated. Retention leaves ``spare`` alone this time."""
+        with measured("hibernate", at, metrics.HIBERNATE_SECONDS):
+            return await self._hibernate(owner, at, cause, spare)
+
+    async def _hibernate(self, owner: Owner, at: Record, cause: str, spare: SnapshotId | None) -> tuple[Record, Snapshot]:
         snapshot_id = self._tools.mint_snapshot()
         idle_s = unused_s(self._tools, owner)
         was, owner.live = owner.live, None  # from here on a caller queues for the next wake

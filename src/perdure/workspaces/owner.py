@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from perdure.core import logs
 from perdure.core.clock import Clock
 from perdure.core.ids import WorkspaceId
 from perdure.core.inbox import Inbox
@@ -95,8 +96,13 @@ class Owner:
     # ------------------------------------------------------------------------------------------------------------------ inbox
 
     async def run(self, job: Callable[[], Awaitable[T]], *, urgent: bool = False) -> T:
-        """See ``Inbox.run``."""
-        return await self._inbox.run(job, urgent=urgent)
+        """See ``Inbox.run``. What the job logs names the workspace."""
+
+        async def named() -> T:
+            logs.note(workspace=self.id, generation=self.live.generation if self.live is not None else None)
+            return await job()
+
+        return await self._inbox.run(named, urgent=urgent)
 
     def stop(self) -> None:
         """Drop everything at once, as a crash would: what was begun is left to the reconciler."""

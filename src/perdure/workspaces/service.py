@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from perdure.core import logs, tracing
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
     Busy,
@@ -178,6 +179,7 @@ class WorkspaceService:
         record = await self._store.by_ref(ctx.tenant_id, ref)
         if record.state is WorkspaceState.DELETED:
             raise NotFound(f"Workspace {record.workspace.name!r} is deleted.")
+        logs.note(workspace=record.id, generation=record.generation)
         return record
 
     async def _find_here(self, ctx: Context, ref: str) -> Record:
@@ -236,14 +238,18 @@ class WorkspaceService:
             return owner.live.record, None
         if owner.callers >= CALLERS_LIMIT:
             raise Busy(f"Too many callers wait for this workspace to wake (limit {CALLERS_LIMIT}).")
-        if owner.waking is None:
-            owner.waking = asyncio.create_task(owner.run(partial(self._wake_job, owner, seen, ctx.principal), urgent=True))
-            owner.waking.add_done_callback(partial(_woken, owner))
         owner.callers += 1
         try:
-            record = await asyncio.shield(owner.waking)
+            with tracing.span("workspace.await", perdure__workspace=owner.id):
+                if owner.waking is None:  # a wake is a part of what the first caller waits for
+                    owner.waking = asyncio.create_task(
+                        owner.run(partial(self._wake_job, owner, seen, ctx.principal), urgent=True)
+                    )
+                    owner.waking.add_done_callback(partial(_woken, owner))
+                record = await asyncio.shield(owner.waking)
         finally:
             owner.callers -= 1
+        logs.note(generation=record.generation)
         return record, record.report
 
     async def _wake_job(self, owner: Owner, seen: Record, by: str) -> Record:

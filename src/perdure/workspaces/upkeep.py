@@ -131,6 +131,11 @@ class Upkeep:
             owner = self._owners[workspace_id] = Owner(workspace_id, self._tools.clock, self._repair_soon)
         return owner
 
+    @property
+    def callers(self) -> int:
+        """Calls that wait for a workspace to be awake."""
+        return sum(owner.callers for owner in self._owners.values())
+
     def newborn(self, workspace_id: WorkspaceId) -> Owner:
         """The owner of a workspace whose row is about to be inserted: the reconciler leaves it to its creator."""
         owner = self.owner(workspace_id)

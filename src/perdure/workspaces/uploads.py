@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from perdure.core import metrics
 from perdure.core.errors import Conflict, DeadlineExceeded, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.wire.node import Node, SecondHome, Sent
@@ -113,6 +114,7 @@ class Uploads:
         """One attempt. Its outcome is in the job, or in the row that says durable."""
 
         def told(sent: Sent) -> None:
+            metrics.STORE_SENT.add(max(0, sent.sent_bytes - job.sent.sent_bytes))
             job.sent = sent
 
         try:

@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from perdure.core import tracing
 from perdure.core.errors import AlreadyExists, Conflict, NotFound
 from perdure.core.ids import ExecId
 from perdure.wire.node import ExecEnd, ExecSpec, ExecStarted, FileKind
 from tests.contract.guest.places import Place, collect, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -70,6 +73,13 @@ async def test_without_stdin_a_command_reads_nothing_and_writing_is_refused(plac
 async def test_environment_is_the_workspaces_and_the_commands(place: Place) -> None:
     assert (await place.run(place.shell("env", "COLOUR"))).stdout == b"green\n"
     assert (await place.run(place.shell("env", "COLOUR"), env={"COLOUR": "red"})).stdout == b"red\n"
+
+
+async def test_a_command_finds_the_trace_of_its_caller(place: Place) -> None:
+    with tracing.request(TRACEPARENT, ""):
+        assert (await place.run(place.shell("env", "TRACEPARENT"))).stdout.decode() == TRACEPARENT + "\n"
+        assert (await place.run(place.shell("env", "TRACEPARENT"), env={"TRACEPARENT": "own"})).stdout == b"own\n"
+    assert (await place.run(place.shell("env", "TRACEPARENT"))).stdout.strip() == b""
 
 
 async def test_argv_is_not_split_or_expanded(place: Place) -> None:

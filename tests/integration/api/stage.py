@@ -22,6 +22,8 @@ from perdure.core.scopes import KeyScope
 from tests.fakes.control_plane import ControlPlane, control_plane
 from tests.fakes.workspaces import KEY, fake_services
 
+#: The same for every request, so that answers can be compared as a whole.
+REQUEST_ID = "req-of-a-test"
 OPENAPI = Path(__file__).parents[3] / "docs/openapi.json"
 #: Method and path by the route's name: all that are in the document, and one that is not.
 ROUTES: dict[str, tuple[str, str]] = {
@@ -48,7 +50,8 @@ class Stage:
         return secret
 
     async def ask(self, secret: str, method: str, path: str, **options: Any) -> httpx2.Response:
-        return await self.http.request(method, path, headers={"authorization": f"Bearer {secret}"}, **options)
+        headers = {"authorization": f"Bearer {secret}", "x-request-id": REQUEST_ID}
+        return await self.http.request(method, path, headers=headers, **options)
 
 
 @asynccontextmanager
@@ -63,7 +66,7 @@ async def stage(**more: Any) -> AsyncIterator[Stage]:
             services = replace(fake_services(settings, access)[0], workspaces=plane.service, shares=shares)
             server = ApiServer(services)
             await server.start()
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
                 yield Stage(plane, access, http)
             await server.stop()
             await services.ports.close()

@@ -11,14 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.access.model import VISITOR
 from perdure.access.shares import NotShared, PortRef, Share
-from perdure.api.guard import CALLER, Caller, stamped, who
+from perdure.api.guard import CALLER, Caller, who
 from perdure.api.ingress import admission, headers, pages, sockets
 from perdure.api.ingress.headers import Form, Way
 from perdure.api.ingress.names import Address, Domain, path_address, take_share, with_query
 from perdure.api.ingress.relay import Relay, Visit, stopping
 from perdure.api.services import Services
-from perdure.core import ids
-from perdure.core.clock import epoch_ms
+from perdure.api.traffic import PORT, REQUEST_ID
+from perdure.core import logs
 from perdure.core.errors import Forbidden, NotFound, PerdureError, Unauthenticated
 from perdure.core.ids import DEFAULT_TENANT, RequestId
 from perdure.wire.node import Headers
@@ -51,6 +51,7 @@ class PathForm:
         address = path_address(scope["raw_path"], query)
         if address is None:
             return None
+        scope["route"] = PORT
         caller = scope.get(CALLER)
         if not isinstance(caller, Caller):
             raise Unauthenticated("This listener is not guarded, so it answers nobody.")
@@ -78,15 +79,15 @@ class HostForm:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        request_id = RequestId(ids.mint("req", now_ms=epoch_ms(self._services.clock)))
         as_page = headers.wants_page(tuple(scope["headers"]))
         try:
             address = self._domain.address(_host(scope))
             if address is not None:
-                send = stamped(send, request_id)
-                visit = await self._admit(address, scope, request_id)
+                scope["route"] = PORT
+                visit = await self._admit(address, scope, scope[REQUEST_ID])
         except PerdureError as error:
-            await _refuse(error, scope, stamped(send, request_id), as_page=as_page)
+            scope["route"] = PORT
+            await _refuse(error, scope, send, as_page=as_page)
             return
         if address is None:
             await self._app(scope, receive, send)
@@ -137,6 +138,7 @@ class HostForm:
 
 
 async def _carry(services: Services, visit: Visit, closing: asyncio.Event, scope: Scope, receive: Receive, send: Send) -> None:
+    logs.note(tenant=visit.ctx.tenant_id, by=visit.ctx.principal)
     if closing.is_set():
         await _refuse(stopping(), scope, send, as_page=False)
     elif scope["type"] == "websocket":

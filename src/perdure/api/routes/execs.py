@@ -20,7 +20,7 @@ from perdure.api import render
 from perdure.api.deps import Bundle, Call, awake_headers
 from perdure.api.services import Services
 from perdure.api.streams import EventSource, EventStream
-from perdure.core import ids
+from perdure.core import ids, metrics
 from perdure.core.clock import epoch_ms
 from perdure.core.errors import AlreadyExists, NotFound, StaleGeneration
 from perdure.core.ids import ExecId
@@ -142,7 +142,9 @@ def _spec(body: public.StartExec, services: Services) -> node.ExecSpec:
 
 async def _start_or_attach(guest: node.Guest, spec: node.ExecSpec) -> node.ExecHandle:
     try:
-        return await guest.start_exec(spec)
+        handle = await guest.start_exec(spec)
+        metrics.EXECS.add()
+        return handle
     except AlreadyExists:
         return await guest.attach_exec(spec.exec_id)
 

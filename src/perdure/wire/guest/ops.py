@@ -45,7 +45,7 @@ class Note:
 class Op:
     """Operations of the data channel, opened by the host."""
 
-    EXEC = "exec"
+    EXEC = "exec"  # {trace}: a W3C traceparent, which the command finds in its environment as TRACEPARENT
     ATTACH = "attach"
     SIGNAL = "signal"
     KILL = "kill"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from perdure.wire.public.backups import BackupEvent, BackupInfo, LeftOutInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
     ANSWERED_BY_HEADER,
+    CLIENT_REQUEST_ID_HEADER,
     GENERATION_HEADER,
     HEARTBEAT_S,
     ISOLATION_HEADER,
@@ -128,6 +129,7 @@ from perdure.wire.public.workspaces import (
 
 __all__ = [
     "ANSWERED_BY_HEADER",
+    "CLIENT_REQUEST_ID_HEADER",
     "CUSTOM_PREFIX",
     "GENERATION_HEADER",
     "HEARTBEAT_S",

@@ -17,6 +17,8 @@ REQUEST_ID_HEADER = "perdure-request-id"
 REASON_HEADER = "perdure-reason"
 #: On what a program in a workspace has answered itself, errors of its own included; its value is ``program``.
 ANSWERED_BY_HEADER = "perdure-answered-by"
+#: What a client may send to name its request itself. Answers have both.
+CLIENT_REQUEST_ID_HEADER = "x-request-id"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
 Text = Annotated[str, Field(max_length=4096)]
@@ -56,6 +58,7 @@ class ErrorInfo(Answer):
     ambiguous: bool = False
     gone: bool = False
     details: dict[str, str] = Field(default_factory=dict, description="Facts a program may act on, by name; mostly none.")
+    request_id: str = Field(default="", description="Of the request that failed, as in the server's log.")
 
 
 class ErrorAnswer(Answer):
