@@ -23,6 +23,8 @@ import structlog
 
 from perdure import fitness, saving, telling
 from perdure.access import tokens
+from perdure.access.audit import Audit
+from perdure.access.quotas import Quotas
 from perdure.access.service import AccessService
 from perdure.access.shares import ShareService
 from perdure.api.guest import create_guest_app
@@ -161,6 +163,9 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         control = await stack.enter_async_context(_control_plane(settings, clock, database, ending))
         ports = GuestPorts()
         stack.push_async_callback(ports.close)
+        audit = Audit(database, clock, _node_id(settings, clock), settings.audit_keep_days)
+        await audit.start()
+        stack.push_async_callback(audit.close)
         services = Services(
             workspaces=control.workspaces,
             images=_ApiImages(control.images, control.node),
@@ -174,6 +179,8 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             ports=ports,
             shares=ShareService(database, _derived(settings, tokens.PURPOSE)),
             gauges=ServerGauges(database, control.workspaces, control.node).read,
+            quotas=Quotas(database),
+            audit=audit,
         )
         server = ApiServer(services)
         await server.start()

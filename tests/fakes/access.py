@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perdure.access.model import OPERATOR, Key, NewKey, Principal, Tenant
-from perdure.core.errors import Unavailable
+from perdure.core.errors import NotFound, Unavailable
+from perdure.core.ids import TenantId
 
 
 class FakeAccess:
@@ -30,3 +31,8 @@ class FakeAccess:
 
     async def tenants(self) -> list[Tenant]:
         raise Unavailable("There are no tenants here.")
+
+    async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:
+        if ref in {None, caller.tenant_id}:
+            return caller.tenant_id
+        raise NotFound(f"There is no tenant {ref!r}.")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
+from perdure.access.audit import Audit
 from perdure.access.model import Access
+from perdure.access.quotas import Quotas
 from perdure.access.service import AccessService
 from perdure.api.server import ApiServer
 from perdure.api.services import Services
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.db.database import Database
+from tests.fakes.images import FakeImages
 from tests.fakes.shares import FakeShares
-from tests.fakes.workspaces import KEY, FakeImages, FakeWorkspaces, fake_services
+from tests.fakes.workspaces import KEY, FakeWorkspaces, fake_services
 
 Result = TypeVar("Result")
 DEADLINE_S = 60
@@ -23,7 +27,7 @@ DEADLINE_S = 60
 
 class FakeServer:
     """``with FakeServer(settings) as server``: serves until the block ends. ``workspaces`` may be looked at and changed.
-    With ``database_url`` it has real tenants and keys."""
+    With ``database_url`` it has real tenants and keys, limits and audit."""
 
     def __init__(self, settings: Settings, *, database_url: str | None = None) -> None:
         self.settings = settings
@@ -80,6 +84,9 @@ class FakeServer:
         async def begin() -> None:
             if not hasattr(self, "services"):
                 self.services, self.workspaces = fake_services(self.settings, await self._access())
+                if self._database is not None:
+                    audit = Audit(self._database, SystemClock(), "test", keep_days=1)
+                    self.services = replace(self.services, quotas=Quotas(self._database), audit=audit)
             self._server = ApiServer(self.services)
             await self._server.start()
 

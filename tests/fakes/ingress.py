@@ -13,6 +13,9 @@ from perdure.access.model import LOCAL
 from perdure.api.guard import CALLER, Caller
 from perdure.api.ingress.front import PathForm
 from perdure.api.services import Services
+from perdure.api.throttle import Throttle
+from perdure.core.clock import SystemClock
+from perdure.core.config import Settings
 from perdure.core.ids import RequestId
 from perdure.workspaces.model import Context
 from tests.fakes.pipe import DEADLINE_S, Peer
@@ -140,3 +143,8 @@ async def settled() -> None:
     """Let everything run that can."""
     for _ in range(300):
         await asyncio.sleep(0)
+
+
+def unlimited() -> Throttle:
+    """Nobody calls too often."""
+    return Throttle(Settings(rate_limit_per_s=0, auth_failures_per_min=0), SystemClock())

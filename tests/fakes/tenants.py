@@ -5,13 +5,19 @@ from __future__ import annotations
 from perdure.core.errors import Conflict, NotFound
 from perdure.core.ids import DEFAULT_TENANT, TenantId, WorkspaceId
 from perdure.workspaces.model import Context, ShreddedTenant, Workspace
-from tests.fakes.memory_guest import MOMENT
+from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 
 
 class FakeTenants:
     """The part of ``Workspaces`` that is about tenants, over the rows of the rest."""
 
     rows: dict[WorkspaceId, Workspace]
+    worlds: dict[WorkspaceId, World]
+    guests: dict[WorkspaceId, MemoryGuest]
+
+    def running_execs(self, tenant_id: TenantId) -> int:
+        awake = [self.worlds[one] for one in self.guests]
+        return sum(command.exited is None for world in awake for command in world.commands.values())
 
     async def delete(self, ctx: Context, ref: str) -> None:
         raise NotImplementedError

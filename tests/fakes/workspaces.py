@@ -18,7 +18,6 @@ from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.errors import (
     AlreadyExists,
-    BuildFailed,
     Conflict,
     DeadlineExceeded,
     InvalidRequest,
@@ -30,7 +29,7 @@ from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.gateway.addresses import IPAddress
 from perdure.gateway.egress import Dialer
 from perdure.gateway.ingress import GuestPorts
-from perdure.wire import node, public
+from perdure.wire import node
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
 from perdure.workspaces.model import (
@@ -54,28 +53,18 @@ from perdure.workspaces.model import (
     WorkspaceState,
 )
 from tests.fakes.access import FakeAccess
+from tests.fakes.audit import FakeAudit
 from tests.fakes.backups import FakeBackups
 from tests.fakes.doctor import doctor
+from tests.fakes.images import IMAGE, FakeImages
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering, no_gauges
+from tests.fakes.quotas import FakeQuotas
 from tests.fakes.shares import FakeShares
 from tests.fakes.tenants import FakeTenants
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
 KEY = "pdk_test-key"
-IMAGE = public.ImageInfo(
-    name="base",
-    digest="ab" * 32,
-    created_at=MOMENT,
-    memory_mib=512,
-    vcpus=1,
-    disk_gib=8,
-    kernel_version="6.12.1",
-    agent_protocol=1,
-    packages=150,
-    stored_bytes=600 << 20,
-    ready=["512x1"],
-)
 
 
 class FakeWorkspaces(FakeTenants):
@@ -444,51 +433,14 @@ class FakeWorkspaces(FakeTenants):
             self.held[row.id] -= 1
 
 
-class FakeImages:
-    """One image, ``base``. A recipe that contains ``broken`` fails; one with ``endless`` builds until it is cancelled."""
-
-    def __init__(self) -> None:
-        self.images = {"base": IMAGE}
-        self.asked: public.BuildImage | None = None
-        self.cancelled = asyncio.Event()
-
-    async def find(self, ctx: Context) -> list[public.ImageInfo]:
-        return list(self.images.values())
-
-    async def get(self, ctx: Context, ref: str) -> public.ImageInfo:
-        if ref not in self.images:
-            raise NotFound(f"There is no image {ref!r}.", hint=f"Images: {', '.join(self.images)}.")
-        return self.images[ref]
-
-    async def remove(self, ctx: Context, ref: str) -> None:
-        del self.images[(await self.get(ctx, ref)).name]
-
-    async def prune(self, ctx: Context) -> public.PrunedImages:
-        old = [image for image in self.images.values() if not image.current]
-        self.images = {name: image for name, image in self.images.items() if image.current}
-        return public.PrunedImages(removed=old, kept=[], freed_bytes=5_000_000 * len(old))
-
-    async def build(self, ctx: Context, spec: public.BuildImage) -> AsyncIterator[public.BuildEvent]:
-        self.asked = spec
-        yield public.BuildEvent(type="step", step="packages", done=1, total=3)
-        if spec.recipe and "broken" in spec.recipe:
-            raise BuildFailed("The command 'make' failed with exit code 2.", hint="See its output above.")
-        if spec.recipe and "endless" in spec.recipe:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.cancelled.set()
-        yield public.BuildEvent(type="log", detail="unpacked")
-        yield public.BuildEvent(type="done", image=IMAGE)
-
-
 def fake_services(settings: Settings, access: Access | None = None) -> tuple[Services, FakeWorkspaces]:
     """Services whose operator's key is ``KEY``."""
     workspaces = FakeWorkspaces()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
     clock = SystemClock()
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
-    return Services(workspaces, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest), workspaces
+    records = (FakeQuotas(lambda: workspaces.rows), FakeAudit())
+    return Services(workspaces, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest, *records), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

@@ -79,7 +79,7 @@ class FusedDatabase:
         if not query.endswith(
             (
                 *("by_id", "by_ref", "find", "standing", "on_node", "unfinished", "names_like", "of_workspace", "deleting"),
-                *("_of_node", "entries", "holders", "used_by"),
+                *("_of_node", "entries", "holders", "used_by", "quotas.of", "quotas.use"),
             )
         ):
             self._fuse.point(f"after {query}")

@@ -102,3 +102,7 @@ class Access(Protocol):
     async def tenants(self) -> list[Tenant]:
         """Oldest first."""
         ...
+
+    async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:
+        """The tenant that a caller means by an id, a name or nothing. Raises MissingScope, and NotFound for the operator."""
+        ...

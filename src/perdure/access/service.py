@@ -85,7 +85,7 @@ class AccessService:
             raise InvalidRequest("A key without a scope could do nothing.", hint=f"Give at least one of {', '.join(KeyScope)}.")
         if new.expires_s is not None and new.expires_s <= 0:
             raise InvalidRequest("A key cannot expire before it is made.", hint="Give a time after now, or none.")
-        tenant_id = await self._tenant_id(caller, new.tenant)
+        tenant_id = await self.tenant_of(caller, new.tenant)
         secret = new_secret()
         try:
             row = await self._database.one(
@@ -102,11 +102,11 @@ class AccessService:
         return _key(row), secret
 
     async def keys(self, caller: Principal, tenant: str | None = None) -> list[Key]:
-        tenant_id = await self._tenant_id(caller, tenant)
+        tenant_id = await self.tenant_of(caller, tenant)
         return [_key(row) for row in await self._database.all("keys.of_tenant", tenant_id=tenant_id)]
 
     async def revoke(self, caller: Principal, ref: str, tenant: str | None = None) -> Key:
-        tenant_id = await self._tenant_id(caller, tenant)
+        tenant_id = await self.tenant_of(caller, tenant)
         row = await self._database.one("keys.revoke", tenant_id=tenant_id, ref=ref, by=caller.name)
         if row is None:
             raise NotFound(f"There is no key {ref!r}.", hint="List them with 'perdure key ls'; a revoked one is named by its id.")
@@ -134,7 +134,7 @@ class AccessService:
     async def tenants(self) -> list[Tenant]:
         return [_tenant(row) for row in await self._database.all("tenants.all")]
 
-    async def _tenant_id(self, caller: Principal, ref: str | None) -> TenantId:
+    async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:
         """The tenant meant. Whoever is not the operator learns nothing about others, not even whether they exist."""
         if ref is None or ref == caller.tenant_id:
             return caller.tenant_id

@@ -12,6 +12,7 @@ import perdure
 from perdure.api import errors
 from perdure.api.deps import Call, admit
 from perdure.api.routes import (
+    audit,
     backups,
     execs,
     files,
@@ -23,6 +24,7 @@ from perdure.api.routes import (
     metrics,
     ports,
     programs,
+    quotas,
     server,
     tenants,
     transfers,
@@ -33,7 +35,9 @@ from perdure.api.routes import (
 from perdure.api.services import Services
 from perdure.wire import public
 
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": public.ErrorAnswer} for status in (401, 403, 404, 409, 422, 503)}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": public.ErrorAnswer} for status in (401, 403, 404, 409, 422, 429, 503)
+}
 
 
 def create_app(services: Services) -> FastAPI:
@@ -54,7 +58,7 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
     inside = (execs, files, transfers, tunnels, ports, programs, invocations)
-    for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage):
+    for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage, quotas, audit):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -11,10 +12,12 @@ from urllib.parse import parse_qs
 from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
+from perdure.access.limits import Ask, refuse_exec
 from perdure.access.model import Principal
 from perdure.api import policy, render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
+from perdure.api.trail import trail_of
 from perdure.core.errors import Unauthenticated
 from perdure.wire import public
 from perdure.wire.node import ExecHandle, Place
@@ -29,9 +32,17 @@ def _caller(connection: HTTPConnection) -> Caller:
     return caller
 
 
-def admit(connection: HTTPConnection) -> None:
-    """Before anything else of a route: whether the caller's key is good for it."""
-    policy.check(_caller(connection).principal, getattr(connection.scope.get("route"), "name", ""))
+async def admit(connection: HTTPConnection) -> None:
+    """Before anything else of a route: whether the caller's key is good for it, and a note of what it is about to do."""
+    route = getattr(connection.scope.get("route"), "name", "")
+    caller, trail = _caller(connection), trail_of(connection)
+    target = "/".join(str(part) for part in connection.path_params.values())
+    if trail is not None:
+        trail.asked(route, target)
+    policy.check(caller.principal, route)
+    if trail is not None:
+        of_workspace = connection.scope["path"].startswith("/v1/workspaces/")
+        await trail.begin(policy.recorded(route, connection.scope.get("method", "")), of_workspace=of_workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,31 @@ class Bundle:
     def workspaces(self) -> Workspaces:
         return self.services.workspaces
 
-    def awake(self, ref: str) -> AbstractAsyncContextManager[Awake]:
-        return self.services.workspaces.awake(self.ctx, ref)
+    @asynccontextmanager
+    async def awake(self, ref: str) -> AsyncIterator[Awake]:
+        async with self.services.workspaces.awake(self.ctx, ref) as awake:
+            self.about(awake.workspace.id)
+            yield awake
+
+    def about(self, target: str) -> None:
+        """What the audit says that this call was about: an id, once it is known."""
+        if (trail := trail_of(self.connection)) is not None:
+            trail.about(target)
+
+    async def check_upload(self) -> None:
+        """Raises QuotaExceeded for a body that the tenant's storage has no room for, before any of it is read. One that does not
+        declare its length counts when it is stored."""
+        declared = self.connection.headers.get("content-length", "0")
+        size = int(declared) if declared.isdecimal() else 0
+        await self.services.quotas.check(self.ctx.tenant_id, Ask(storage_bytes=size))
+
+    async def exec_limit(self) -> Callable[[], None]:
+        """What raises QuotaExceeded when no further command of the tenant may run. To be called right before one is started, with
+        nothing awaited in between: so it counts those of other callers too."""
+        limit = (await self.services.quotas.limits(self.ctx.tenant_id)).execs
+        if limit is None:
+            return lambda: None
+        return lambda: refuse_exec(limit, self.workspaces.running_execs(self.ctx.tenant_id))
 
 
 def _bundle(connection: HTTPConnection) -> Bundle:

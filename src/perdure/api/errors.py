@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from perdure.api.trail import trail_of
 from perdure.core import logs
-from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, Unavailable
+from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, RateLimited, Unavailable
 from perdure.wire import public
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ def error_response(error: PerdureError) -> Response:
     headers = {}
     if isinstance(error, Busy | Unavailable) and error.retryable:
         headers["retry-after"] = "1"
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(math.ceil(float(error.details.get("retry_after_s", "1"))))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse({"error": error.public() | _where()}, status_code=error.status, headers=headers)
@@ -66,11 +70,23 @@ def validation_sentence(errors: Sequence[Any]) -> str:
     return f"The request is not valid: {where + ': ' if where else ''}{what[:1].lower()}{what[1:]}{more}."
 
 
+def _told(connection: Request | WebSocket, error: PerdureError) -> Response:
+    """The answer, and the audit told why."""
+    _note(connection, error.code)
+    return error_response(error)
+
+
+def _note(connection: Request | WebSocket, code: str) -> None:
+    trail = trail_of(connection)
+    if trail is not None:
+        trail.failed(code)
+
+
 async def _on_perdure(connection: Request | WebSocket, error: Exception) -> Any:
     assert isinstance(error, PerdureError)
     if error.internal:
         log.warning("%s: %s (%s)", error.code, error.message, error.internal)
-    response = error_response(error)
+    response = _told(connection, error)
     if isinstance(connection, WebSocket):  # refused before the route had it, so it is not open yet
         return await connection.send_denial_response(response)
     return response
@@ -79,25 +95,27 @@ async def _on_perdure(connection: Request | WebSocket, error: Exception) -> Any:
 def install(app: FastAPI) -> None:
     """Register the handlers."""
 
-    async def on_validation(_: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(InvalidRequest(validation_sentence(error.errors()), hint="See /v1/openapi.json for the fields."))
+        wrong = InvalidRequest(validation_sentence(error.errors()), hint="See /v1/openapi.json for the fields.")
+        return _told(request, wrong)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, PerdureError):  # raised while FastAPI read the body
-            return error_response(error.__cause__)
+            return _told(request, error.__cause__)
         if error.status_code == 404:
-            return error_response(NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
+            return _told(request, NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
         if error.status_code == 405:
-            return error_response(MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}."))
-        return error_response(InvalidRequest(f"The request is not valid: {error.detail}."))
+            return _told(request, MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}."))
+        return _told(request, InvalidRequest(f"The request is not valid: {error.detail}."))
 
     async def on_disconnect(_: Request, error: Exception) -> Response:
         log.info("client went away in the middle of its request")
         return Response(status_code=499)
 
-    async def on_defect(_: Request, error: Exception) -> Response:
+    async def on_defect(request: Request, error: Exception) -> Response:
+        _note(request, "internal")
         return JSONResponse({"error": internal_error().model_dump()}, status_code=500)
 
     app.add_exception_handler(PerdureError, _on_perdure)

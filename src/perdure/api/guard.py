@@ -17,14 +17,18 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.access.audit import Act
 from perdure.access.model import LOCAL, VISITOR, Principal
 from perdure.api.errors import error_response
 from perdure.api.ingress.admission import is_shared
 from perdure.api.services import Services
+from perdure.api.throttle import Throttle
 from perdure.api.traffic import REQUEST_ID
-from perdure.core import logs
+from perdure.api.trail import TRAIL, Trail
+from perdure.core import ids, logs
+from perdure.core.clock import epoch_ms
 from perdure.core.errors import Forbidden, InvalidRequest, NotFound, PerdureError, Unauthenticated
-from perdure.core.ids import RequestId
+from perdure.core.ids import DEFAULT_TENANT, RequestId
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: Bodies that are parsed as a whole may be this large; file contents and stdin are streamed and have no limit.
@@ -52,19 +56,26 @@ class Caller:
 class SocketGuard:
     """For the 0600 Unix socket: no key."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _forward(self._app, LOCAL, scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        trail = _trail(self._services, scope)
+        trail.who(LOCAL)
+        await _forward(self._app, LOCAL, trail, scope, receive, send)
 
 
 class TcpGuard:
     """For TCP: key, Host and Origin."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle) -> None:
         self._app = app
         self._services = services
+        self._throttle = throttle
         settings = services.settings
         self._hosts = LOOPBACK_NAMES | {name.lower().strip("[]") for name in (settings.listen_host, *settings.allowed_hosts)}
 
@@ -72,14 +83,18 @@ class TcpGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        trail = _trail(self._services, scope)
         try:
-            principal = await self._admit(scope)
+            principal = await self._admit(scope, trail)
         except PerdureError as error:
+            trail.asked("", scope["path"])
+            trail.failed(error.code)
+            await trail.over(error.status)
             await refuse(error, scope, receive, send)
             return
-        await _forward(self._app, principal, scope, receive, send)
+        await _forward(self._app, principal, trail, scope, receive, send)
 
-    async def _admit(self, scope: Scope) -> Principal:
+    async def _admit(self, scope: Scope, trail: Trail) -> Principal:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if _name(f"//{host}") not in self._hosts:
@@ -90,16 +105,23 @@ class TcpGuard:
         origin = headers.get("origin")
         if origin is not None and _name(origin) not in self._hosts:
             raise Forbidden(f"Requests from web pages of {origin!r} are refused.", hint="Call the API from a program instead.")
-        return VISITOR if is_shared(scope) else await who(self._services, headers)
+        if is_shared(scope):
+            return VISITOR
+        principal = await who(self._services, self._throttle, headers, trail.act.peer)
+        trail.who(principal)
+        self._throttle.called(principal)
+        return principal
 
 
-async def who(services: Services, headers: Headers) -> Principal:
-    """The principal of a request's API key. Raises Unauthenticated."""
+async def who(services: Services, throttle: Throttle, headers: Headers, peer: str) -> Principal:
+    """The principal of a request's API key. Raises Unauthenticated; RateLimited for an address that sends too many wrong ones."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
+        throttle.failed(peer)
         raise Unauthenticated("The request carries no API key.")
     principal = await services.access.authenticate(key.strip())
     if principal is None:
+        throttle.failed(peer)
         raise Unauthenticated("The API key is not known to this server, or no longer.")
     return principal
 
@@ -116,7 +138,7 @@ class MetricsGuard:
         elif scope["type"] != "http" or scope["path"] != METRICS_PATH:
             await refuse(NotFound("This port has metrics, and nothing else."), scope, receive, send)
         else:
-            await _forward(self._app, LOCAL, scope, receive, send)
+            await _forward(self._app, LOCAL, None, scope, receive, send)
 
 
 def _name(url: str) -> str | None:
@@ -126,12 +148,26 @@ def _name(url: str) -> str | None:
         return None
 
 
-async def _forward(app: ASGIApp, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+def _trail(services: Services, scope: Scope) -> Trail:
+    """Of a request of which nothing is known yet but where it comes from."""
+    peer = scope["client"][0] if scope.get("client") else "unix"
+    note = ids.mint("req", now_ms=epoch_ms(services.clock))  # the request's own id may be its caller's, and come twice
+    return Trail(services.audit, Act(DEFAULT_TENANT, "", "", "", scope[REQUEST_ID], peer, note=note))
+
+
+#: What of a WebSocket's messages tells its outcome, and how; an HTTP answer says its own.
+_OUTCOMES = {"websocket.accept": 101, "websocket.close": 403}
+
+
+async def _forward(app: ASGIApp, principal: Principal, trail: Trail | None, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await app(scope, receive, send)
         return
     scope[CALLER] = Caller(principal, scope[REQUEST_ID])
     logs.note(tenant=principal.tenant_id, by=principal.name)
+    if trail is not None:
+        scope[TRAIL] = trail
+        send = _told(send, trail)
     if scope["type"] == "http" and not STREAMED.fullmatch(scope["path"]):
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
@@ -139,6 +175,17 @@ async def _forward(app: ASGIApp, principal: Principal, scope: Scope, receive: Re
             return
         receive = _bounded(receive)
     await app(scope, receive, send)
+
+
+def _told(send: Send, trail: Trail) -> Send:
+    """``send`` that tells the audit how the request ended."""
+
+    async def tell(message: Message) -> None:
+        if (status := message.get("status") or _OUTCOMES.get(message["type"])) is not None:
+            await trail.over(status, is_ours=bool(trail.act.outcome) or message["type"] != "http.response.start")
+        await send(message)
+
+    return tell
 
 
 def _too_large() -> BodyTooLarge:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perdure.access.model import Principal
+from perdure.api.trail import Record
 from perdure.core.errors import Forbidden, MissingScope
 from perdure.core.ids import DEFAULT_TENANT
 from perdure.core.scopes import KeyScope
@@ -40,6 +41,10 @@ NEEDS: Mapping[str, Need] = {
     "create_tenant": OPERATOR,
     "list_tenants": OPERATOR,
     "shred_tenant": OPERATOR,
+    "tenant_quota": OPERATOR,
+    "set_quota": OPERATOR,
+    "quota": READ,
+    "audit": ADMIN,
     "create_key": ADMIN,
     "list_keys": ADMIN,
     "revoke_key": ADMIN,
@@ -108,6 +113,15 @@ NEEDS: Mapping[str, Need] = {
     "invoke": INVOKE,
     "invoke_socket": INVOKE,
 }
+
+
+def recorded(route: str, method: str) -> Record:
+    """How the audit keeps a call of a route. ``method`` is empty for a WebSocket."""
+    if method in {"GET", "HEAD", "OPTIONS"}:
+        return Record.NEVER
+    # What uses a workspace changes nothing but the workspace, whose thread has its wakes. A verification changes nothing at all.
+    is_use = NEEDS[route].scope is KeyScope.INVOKE or route == "verify_snapshots"
+    return Record.AFTER if is_use else Record.AROUND
 
 
 def check(caller: Principal, route: str) -> None:

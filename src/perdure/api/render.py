@@ -6,6 +6,8 @@ import base64
 from dataclasses import asdict
 from typing import Any
 
+from perdure.access.audit import AuditRow
+from perdure.access.limits import GIB, Limits, Use
 from perdure.access.model import Key, Tenant
 from perdure.api.errors import error_info
 from perdure.core.errors import PerdureError
@@ -343,6 +345,23 @@ def key(value: Key) -> public.KeyInfo:
         revoked_at=value.revoked_at,
         revoked_by=value.revoked_by,
     )
+
+
+def quota(tenant_id: TenantId, name: str | None, limits: Limits, use: Use, execs: int) -> public.QuotaInfo:
+    """What a tenant may have, and has; ``execs`` run now."""
+    used = public.QuotaUse(
+        workspaces=use.workspaces,
+        memory_awake_mib=use.memory_awake_mib,
+        storage_gib=round(use.storage_bytes / GIB, 6),
+        execs=execs,
+    )
+    limited = public.QuotaLimits(**asdict(limits))
+    return public.QuotaInfo(tenant_id=tenant_id, name=name, limits=limited, used=used, awake=list(use.awake))
+
+
+def audit_row(value: AuditRow) -> public.AuditRow:
+    told = {name: fact for name, fact in asdict(value.act).items() if name != "note"}
+    return public.AuditRow(seq=value.seq, at=value.at, repeated=value.repeated, **told)
 
 
 def tenant(value: Tenant) -> public.TenantInfo:

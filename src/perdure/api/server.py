@@ -19,6 +19,7 @@ from perdure.api.guard import MetricsGuard, SocketGuard, TcpGuard
 from perdure.api.ingress.front import HostForm, PathForm
 from perdure.api.ingress.names import Domain
 from perdure.api.services import Services
+from perdure.api.throttle import Throttle
 from perdure.api.traffic import Traffic
 from perdure.core.errors import Conflict, HostUnfit
 
@@ -55,16 +56,18 @@ class ApiServer:
         self.port = int(tcp[0].getsockname()[1])
         self._app.state.port = self.port
         inside = PathForm(self._app, self._services, self._app.state.closing)
-        await self._listen(SocketGuard(inside), unix)
-        await self._listen(self._outside(TcpGuard(inside, self._services)), tcp[0])
+        await self._listen(SocketGuard(inside, self._services), unix)
+        await self._listen(self._outside(inside), tcp[0])
         if settings.metrics_port:
             await self._listen(MetricsGuard(self._app), tcp[1])
 
-    def _outside(self, guard: ASGIApp) -> ASGIApp:
+    def _outside(self, inside: ASGIApp) -> ASGIApp:
         """What TCP meets first."""
+        throttle = Throttle(self._services.settings, self._services.clock)
+        guard = TcpGuard(inside, self._services, throttle)
         if self._domain is None:
             return guard
-        return HostForm(guard, self._services, self._domain, self._app.state.closing)
+        return HostForm(guard, self._services, throttle, self._domain, self._app.state.closing)
 
     async def stop(self) -> None:
         """Take no more requests, tell open streams, wait for the rest a few seconds. Safe to call twice."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from perdure.access.model import Access
+from perdure.access.audit import Act, AuditRow
+from perdure.access.limits import Ask, Limits, Quota, Use
+from perdure.access.model import Access, Principal
 from perdure.access.shares import Shares
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
@@ -57,6 +59,46 @@ class Metering(Protocol):
         ...
 
 
+class Quotas(Protocol):
+    """What tenants may have, and have."""
+
+    async def limits(self, tenant_id: TenantId) -> Limits: ...
+
+    async def use(self, tenant_id: TenantId) -> Use: ...
+
+    async def set(self, caller: Principal, tenant_id: TenantId, changes: Mapping[Quota, float | None]) -> Limits:
+        """Change those that are given; None takes a limit away. Raises InvalidRequest when none is given."""
+        ...
+
+    async def check(self, tenant_id: TenantId, ask: Ask) -> None:
+        """Raises QuotaExceeded when there is no room for that now. Reserves nothing."""
+        ...
+
+
+class AuditLog(Protocol):
+    """Who did what; ``access.audit`` says what is noted when."""
+
+    async def begin(self, act: Act, *, of_workspace: bool) -> None:
+        """Raises what keeps it from being noted: then it must not be done."""
+        ...
+
+    async def finish(self, act: Act) -> None:
+        """An empty target leaves what was noted."""
+        ...
+
+    async def append(self, act: Act, repeated: int = 1) -> None: ...
+
+    async def refused(self, act: Act, *, has_begun: bool = False) -> None: ...
+
+    async def page(self, tenant_id: TenantId | None, since: datetime | None, after: int, limit: int) -> list[AuditRow]:
+        """Rows behind ``after``, oldest first; of all tenants for None."""
+        ...
+
+    async def more(self) -> None:
+        """Returns when there may be another row; a moment later at most."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why. ``ports`` speaks HTTP to what
@@ -74,3 +116,5 @@ class Services:
     ports: Ports
     shares: Shares
     gauges: Gauges
+    quotas: Quotas
+    audit: AuditLog

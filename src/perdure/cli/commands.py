@@ -49,6 +49,7 @@ COMMANDS = (
     Entry(
         "usage", "usage:usage", "Say how long workspaces were awake and asleep, and what they used. Deleted ones are included."
     ),
+    Entry("audit", "audit:audit", "Say who did what, and what was refused to whom: the last day, oldest first."),
     Entry("resize", "workspaces:resize", "Grow a workspace's disk; takes effect at its next disk boot."),
     Entry(
         "recover",
@@ -186,6 +187,8 @@ KEY = (
 TENANT = (
     Entry("create", "tenants:create", "Make a tenant."),
     Entry("ls", "tenants:ls", "List tenants."),
+    Entry("show", "tenants:show", "Show what a tenant may have, and has. Without a name: your own."),
+    Entry("quota", "tenants:quota", "Limit what a tenant may have. What it has above a new limit it keeps."),
     Entry(
         "shred",
         "tenants:shred",

@@ -149,6 +149,17 @@ class Settings(BaseModel):
     egress_private_allow: tuple[str, ...] = Field(
         default=(), description="HOST:PORT on private or node addresses that workspaces may be allowed to reach."
     )
+    rate_limit_per_s: float = Field(
+        default=100.0, ge=0, description="Calls that one API key may make over TCP each second, in the long run; 0: any number."
+    )
+    rate_limit_burst: int = Field(default=1000, ge=1, description="Calls that a key which has been quiet may make at once.")
+    auth_failures_per_min: float = Field(
+        default=30.0,
+        ge=0,
+        description="Wrong keys from one address that are answered with 401 each minute, others with 429; 0: any number.",
+    )
+    audit_keep_days: float = Field(default=90.0, ge=1, description="How long rows of the audit are kept.")
+
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="A port of 127.0.0.1 that answers GET /metrics without a key; 0: none."
     )

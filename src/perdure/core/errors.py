@@ -6,6 +6,8 @@
     ├── Unauthenticated       no key, or one that is not known
     ├── Forbidden             known, but not allowed (Host or Origin included)
     │   └── MissingScope      the key is for less than that; ``details`` say what it needs
+    ├── RateLimited           too many calls of one key; ``details`` say after how many seconds the next one is welcome
+    ├── QuotaExceeded         it would pass a limit of the tenant; ``details`` say which, what is used and what was asked for
     ├── NotFound              nothing of that name for this caller
     │   └── Shredded          the key of what was stored has been thrown away on purpose
     ├── Conflict              the thing exists or is in a state that refuses the call
@@ -119,6 +121,22 @@ class MissingScope(Forbidden):
     keys may do this, where that matters."""
 
     code = "missing_scope"
+
+
+class RateLimited(PerdureError):
+    """``details``: ``retry_after_s``. Nothing was looked at, let alone done."""
+
+    code = "rate_limited"
+    status = 429
+    retryable = True
+
+
+class QuotaExceeded(PerdureError):
+    """``details``: ``quota`` names the limit as ``GET /v1/quota`` does; ``limit``, ``used`` and ``asked`` are in its unit;
+    ``awake`` are workspaces that use memory now. Nothing was done. ``retryable`` where it may pass by itself."""
+
+    code = "quota_exceeded"
+    status = 429
 
 
 class NotFound(PerdureError):

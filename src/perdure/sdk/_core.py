@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from perdure.core.config import Settings
-from perdure.core.errors import InvalidRequest, PerdureError
+from perdure.core.errors import InvalidRequest, PerdureError, RateLimited
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, rebuild
 from perdure.wire import public
 
@@ -32,6 +32,8 @@ KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 ]
 RETRIES = 4
+#: How long a call waits for its turn under the rate limit where its caller has set no time of its own.
+PATIENCE_S = 30.0
 #: No call waits longer than this for an upload; who has more patience asks again.
 PUSH_WAIT_S = 30.0
 #: How often a stream that broke is taken up again before the caller is told; with ``delay_s`` that is about half a minute.
@@ -171,14 +173,31 @@ def delay_s(attempt: int) -> float:
     return float(min(2.0, 0.1 * 2 ** (attempt - 1)))
 
 
-def retry_after_s(call: Call, error: PerdureError, attempt: int) -> float | None:
-    """Seconds to wait before the call is repeated, None when it must not be. ``attempt`` counts from 1."""
+def patience_s(timeout_s: float | None) -> float:
+    """How long a call that comes too often is put off before its caller is told: as long as one answer may take."""
+    return PATIENCE_S if timeout_s is None else timeout_s
+
+
+def retry_after_s(call: Call, error: PerdureError, attempt: int, left_s: float = PATIENCE_S) -> float | None:
+    """Seconds to wait before the call is repeated, None when it must not be. ``attempt`` counts from 1. ``left_s`` is what is
+    left of ``patience_s``: a call that was put off by the rate limit is repeated as long as its turn comes within it."""
+    if isinstance(error, RateLimited):
+        wait_s = welcome_s(error)
+        return wait_s if call.repeatable and wait_s <= left_s else None
     if attempt > RETRIES or isinstance(error, ServerUnreachable | CallTimedOut):
         return None
     refused = error.code in {"busy", "unavailable"} and error.retryable and not error.ambiguous
     if refused or (isinstance(error, ConnectionLost) and call.repeatable):
         return delay_s(attempt)
     return None
+
+
+def welcome_s(error: RateLimited) -> float:
+    """Seconds after which the server takes a call of this key again."""
+    try:
+        return min(3600.0, max(0.05, float(error.details["retry_after_s"])))
+    except (KeyError, ValueError):
+        return 1.0
 
 
 def judge(status: int, content: bytes) -> None:
@@ -314,6 +333,8 @@ class Follower:
         """Seconds to wait before the stream is taken up again; raises ``error`` when that is pointless."""
         broken = isinstance(error, ConnectionLost) or (self._seen and error.code in {"unavailable", "server_unreachable", "busy"})
         self._breaks += 1
+        if isinstance(error, RateLimited) and self._breaks <= RECONNECTS:
+            return welcome_s(error)
         if not broken or self._breaks > RECONNECTS:
             raise error
         return delay_s(self._breaks)

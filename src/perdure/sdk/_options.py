@@ -47,6 +47,15 @@ class ProgramOptions(TypedDict, total=False):
     stop_grace_s: float  # SIGTERM to SIGKILL; 10
 
 
+class QuotaOptions(TypedDict, total=False):
+    """Of ``Client.set_quota``. Left out: it stays as it is; None: no limit."""
+
+    workspaces: int | None
+    memory_awake_mib: int | None
+    storage_gib: float | None
+    execs: int | None
+
+
 OUTPUT_LIMIT_BYTES = 64 << 20
 _CREATE = {"template": "image", "allow": "egress_allow", "envs": "environment"}
 

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+from perdure.access.limits import Ask
 from perdure.core import metrics
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
@@ -31,7 +32,7 @@ from perdure.workspaces.model import (
     WorkspaceKind,
     WorkspaceState,
 )
-from perdure.workspaces.operations import Plan
+from perdure.workspaces.operations import Plan, to_wake
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.store import Change, NewWorkspace
@@ -62,6 +63,7 @@ class Branches:
         self, ctx: Context, record: Record, count: int, ref: str | None, names: tuple[str, ...]
     ) -> list[Workspace | PerdureError]:
         owner = self._upkeep.owner(record.id)
+        await self._store.quotas.check(ctx.tenant_id, _to_fork(record, count))  # before it is paused for a snapshot
         starts = await owner.run(partial(self._branch_job, owner, ctx, count, ref, names))
         started = await asyncio.gather(*map(asyncio.shield, starts), return_exceptions=True)
         self._upkeep.clean_soon()
@@ -89,6 +91,7 @@ class Branches:
         crashpoint(CrashPoint.FORK_CAPTURED)
         try:
             async with self._store.database.transaction() as tx:
+                await self._store.quotas.admit(tx, ctx.tenant_id, _to_fork(at, count))
                 await self._store.hold(tx, snapshot.id)
                 for branch in branches:
                     await self._store.insert(branch, {"by": ctx.principal}, tx)
@@ -149,10 +152,12 @@ class Branches:
         self._check_memory(at, target)
         _check_can_move(at, "rewound")
         await self._integrity.check(at, target.id)  # whole, before anything is given up for it
+        await self._store.quotas.check(ctx.tenant_id, self._to_rewind(at, target))
         at = await self._put_down(owner, at, f"rewind to {ref}, requested by {ctx.principal}", target.id)
         crashpoint(CrashPoint.REWIND_ASLEEP)
         plan = await self._operations.plan_wake(at, None if target.id == at.workspace.head_snapshot_id else target)
         async with self._store.database.transaction() as tx:
+            await self._store.quotas.admit(tx, ctx.tenant_id, self._to_rewind(at, target))
             await self._store.hold(tx, target.id)
             kept = await self._keep_head(tx, at, target.id)
             change = Change(
@@ -180,6 +185,7 @@ class Branches:
         plan = await self._operations.plan_wake(at, point)
         past = f", past {found.damaged} that are damaged" if found.damaged else ""
         async with self._store.database.transaction() as tx:
+            await self._store.quotas.admit(tx, at.workspace.tenant_id, to_wake(at))
             await self._store.hold(tx, point.id)
             kept = await self._keep_head(tx, at, point.id)
             change = Change(
@@ -233,6 +239,13 @@ class Branches:
         return name
 
     @staticmethod
+    def _to_rewind(at: Record, target: Point) -> Ask:
+        """Besides its wake: a place for what it was, which becomes a branch."""
+        ask = to_wake(at)
+        keeps_head = at.state in WITH_MACHINE or (at.head is not None and at.head.id != target.id)
+        return replace(ask, workspaces=ask.workspaces + int(keeps_head))
+
+    @staticmethod
     def _check_memory(at: Record, point: Point) -> None:
         if point.has_memory and not point.quiesced and point.origin_id != at.id:
             raise Conflict(
@@ -246,6 +259,7 @@ class Branches:
     async def promote(self, ctx: Context, record: Record) -> Record:
         """See ``model.Workspaces.promote``."""
         parent = await self._parent(record)
+        await self._store.quotas.check(ctx.tenant_id, Ask())  # above storage nothing is woken: before anything is put to sleep
         # A caller that goes away between the two turns must not leave it half way.
         promoted = await asyncio.shield(self._upkeep.spawn(self._promote(record, parent, ctx)))
         self._upkeep.clean_soon()
@@ -301,6 +315,7 @@ class Branches:
         plan = await self._operations.plan_wake(at, head)
         plan = replace(plan, disk_gib=max(plan.disk_gib, head.disk_gib))
         async with self._store.database.transaction() as tx:
+            await self._store.quotas.admit(tx, at.workspace.tenant_id, to_wake(at))
             await self._end_branch(tx, branch, at, ctx)
             await self._store.hold(tx, head.id)
             kept = await self._keep_head(tx, at, head.id)
@@ -358,6 +373,10 @@ class Branches:
         if not shown:
             raise NotFound(f"Workspace {record.workspace.name!r} is deleted, and so is all that came from it.")
         return shown[::-1]
+
+
+def _to_fork(at: Record, count: int) -> Ask:
+    return Ask(workspaces=count, memory_mib=count * at.workspace.size.memory_mib)
 
 
 def _check_can_move(at: Record, done: str) -> None:

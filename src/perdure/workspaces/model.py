@@ -354,6 +354,10 @@ class Workspaces(Protocol):
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace: ...
 
+    def running_execs(self, tenant_id: TenantId) -> int:
+        """Commands that run in awake workspaces of a tenant, on this server, those included that are being started."""
+        ...
+
     async def delete(self, ctx: Context, ref: str) -> None:
         """Frees everything; deleting a deleted one succeeds."""
         ...

@@ -36,6 +36,14 @@ def unused_s(tools: Tools, owner: Owner | None) -> float | None:
     return hibernation.unused_s(activity, observation)
 
 
+def running_execs(tools: Tools, at: Record) -> int:
+    """Commands that have not ended, in an awake workspace; none of one whose machine has just gone."""
+    try:
+        return tools.node(at).activity(at.id, at.generation).open_execs
+    except PerdureError:
+        return 0
+
+
 def spent(tools: Tools, at: Record) -> dict[str, Any]:
     """For the body of an entry: what the machine's meters say. Nothing when it is gone; what is known is in an entry before."""
     try:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perdure.access.limits import Ask
 from perdure.core import metrics
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
@@ -43,10 +44,10 @@ from perdure.wire.node import (
 from perdure.workspaces.facts import RECOVERED, RESTORED
 from perdure.workspaces.homes import NODE_GONE, Homes
 from perdure.workspaces.integrity import Integrity
-from perdure.workspaces.lifecycle import Event
+from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses, commit_capture
 from perdure.workspaces.measured import measured, started
-from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceState
+from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
 from perdure.workspaces.observe import spent, unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
@@ -120,7 +121,11 @@ class Operations:
 
     async def wake(self, owner: Owner, at: Record, event: Event, plan: Plan, change: Change | None = None) -> Record:
         """hibernated or failed → waking (a new generation) → running."""
-        at = await self._store.move(at, event, change or Change())
+        if event is Event.GUEST_REBOOTED:  # it has its memory
+            at = await self._store.move(at, event, change)
+        else:
+            async with self._store.quotas.admitted(at.workspace.tenant_id, to_wake(at)) as tx:
+                at = await self._store.move(at, event, change, tx)
         crashpoint(CrashPoint.WAKE_RECORDED)
         return await self.start(owner, at, plan)
 
@@ -283,6 +288,13 @@ class Operations:
         except PerdureError:
             return False
         return True
+
+
+def to_wake(at: Record) -> Ask:
+    """What a wake adds to what its tenant has: memory, unless it is awake already, and the place of one that had failed."""
+    workspace = at.workspace
+    has_place = at.state is not WorkspaceState.FAILED or workspace.kind is WorkspaceKind.LOST
+    return Ask(workspaces=int(not has_place), memory_mib=0 if at.state in WITH_MACHINE else workspace.size.memory_mib)
 
 
 def _is_foreign(at: Record, point: Point) -> bool:

@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from perdure.access.limits import Ask
 from perdure.core import logs, tracing
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
@@ -105,7 +106,9 @@ class WorkspaceService:
 
         async def job() -> Record:
             try:
-                record = await self._store.insert(new, {"image": image.name, "by": ctx.principal})
+                ask = Ask(workspaces=1, memory_mib=new.memory_mib)
+                async with self._store.quotas.admitted(ctx.tenant_id, ask) as tx:
+                    record = await self._store.insert(new, {"image": image.name, "by": ctx.principal}, tx)
                 crashpoint(CrashPoint.CREATE_RECORDED)
                 return await self._operations.start(owner, record, plan)
             finally:
@@ -287,6 +290,7 @@ class WorkspaceService:
     async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot:
         if name is not None:
             checks.check_snapshot_name(name)
+        await self._store.quotas.check(ctx.tenant_id, Ask())
         async with self.awake(ctx, ref) as awake:
             owner = self._upkeep.owner(awake.workspace.id)
             snapshot = await owner.run(partial(self._checkpoint_job, owner, name, ctx.principal))
@@ -394,6 +398,9 @@ class WorkspaceService:
         else:
             plan = await self._operations.plan_disk_boot(at, "requested", checked=how is Recovery.DISK_BOOT)
         return await self._operations.wake(owner, at, Event.RECOVER, plan, Change(body={"how": how.value, "by": by}))
+
+    def running_execs(self, tenant_id: TenantId) -> int:
+        return self._upkeep.running_execs(tenant_id)
 
     async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
         checks.check_keep_awake(seconds)

@@ -15,6 +15,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from perdure.access.quotas import Quotas
 from perdure.core.errors import AlreadyExists, Conflict, NotFound, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.db.database import Database, Transaction
@@ -145,6 +146,7 @@ def transition_or_refuse(name: str, state: WorkspaceState, event: Event) -> Tran
 class WorkspaceStore:
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.quotas = Quotas(database)
 
     # ------------------------------------------------------------------------------------------------------------ workspaces
 

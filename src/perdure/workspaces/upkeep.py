@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
-from perdure.core.ids import WorkspaceId
+from perdure.core.ids import TenantId, WorkspaceId
 from perdure.core.stop import StopReport
 from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
 from perdure.workspaces import hibernation
@@ -22,7 +22,7 @@ from perdure.workspaces.hibernation import Decision, Policy
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses
 from perdure.workspaces.model import SnapshotReason, Workspace, WorkspaceState
-from perdure.workspaces.observe import as_used, observe
+from perdure.workspaces.observe import as_used, observe, running_execs
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
@@ -161,6 +161,12 @@ class Upkeep:
         home, head = self._node.second_home, workspace.head_snapshot_id
         coming = None if home is None or head is None else home.fetching(head)
         return workspace if coming is None else replace(workspace, fetching=coming)
+
+    def running_execs(self, tenant_id: TenantId) -> int:
+        """Commands that run in what a tenant has awake here, watched or not."""
+        lives = [owner.live for owner in self._owners.values() if owner.live is not None]
+        mine = [live.record for live in lives if live.record.workspace.tenant_id == tenant_id]
+        return sum(running_execs(self._tools, at) for at in mine)
 
     async def repair(self, owner: Owner) -> None:
         """In the workspace's turn: compare it with its node, and mend what differs."""

@@ -18,7 +18,7 @@ from tests.fakes.api_server import FakeServer
 def shared_server() -> Iterator[FakeServer]:
     home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
     try:
-        with FakeServer(Settings(home=home, listen_port=0, url=None, api_key=None)) as running:
+        with FakeServer(Settings(home=home, listen_port=0, url=None, api_key=None, auth_failures_per_min=0)) as running:
             yield running
     finally:
         shutil.rmtree(home)

@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx2
 
+from perdure.access.audit import Audit
 from perdure.access.model import OPERATOR, NewKey
+from perdure.access.quotas import Quotas
 from perdure.access.service import AccessService
 from perdure.access.shares import ShareService
 from perdure.api.server import ApiServer
@@ -37,7 +39,9 @@ ROUTES: dict[str, tuple[str, str]] = {
 class Stage:
     plane: ControlPlane
     access: AccessService
+    audit: Audit
     http: httpx2.AsyncClient
+    settings: Settings
 
     async def tenant(self, name: str) -> str:
         return (await self.access.create_tenant(OPERATOR, name)).id
@@ -55,19 +59,23 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(**more: Any) -> AsyncIterator[Stage]:
-    """``more`` settings than usual."""
+async def stage(**given: Any) -> AsyncIterator[Stage]:
+    """``given`` are settings."""
     home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
-    settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None, **more)
+    # Walks over all routes with wrong keys would be too many of them from one address.
+    given = {"auth_failures_per_min": 0, **given}
+    settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None, **given)
     try:
         async with control_plane(settings=settings) as plane:
             access = AccessService(plane.database, plane.clock, KEY)
+            audit = Audit(plane.database, plane.clock, "test", settings.audit_keep_days)
             shares = ShareService(plane.database, b"k" * 32)
-            services = replace(fake_services(settings, access)[0], workspaces=plane.service, shares=shares)
+            real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
+            services = replace(fake_services(settings, access)[0], **real)
             server = ApiServer(services)
             await server.start()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
-                yield Stage(plane, access, http)
+                yield Stage(plane, access, audit, http, settings)
             await server.stop()
             await services.ports.close()
     finally:

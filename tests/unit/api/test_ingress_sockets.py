@@ -15,7 +15,7 @@ from perdure.api.guard import CALLER, Caller
 from perdure.api.ingress.front import HostForm
 from perdure.api.ingress.names import Domain
 from perdure.core.ids import RequestId
-from tests.fakes.ingress import CTX, Stage, settled, the_api
+from tests.fakes.ingress import CTX, Stage, settled, the_api, unlimited
 from tests.fakes.pipe import DEADLINE_S, WINDOW_BYTES, SocketProgram
 
 
@@ -43,7 +43,7 @@ class Socket:
             CALLER: Caller(LOCAL, RequestId("req_1")),
         }
         self.messages.put_nowait({"type": "websocket.connect"})
-        app = HostForm(stage.app, stage.services, Domain.parse("ws.localhost"), stage.closing)
+        app = HostForm(stage.app, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.closing)
         self.task = asyncio.ensure_future(app(scope, self.messages.get, self._send))
         stage.tasks.append(self.task)
 

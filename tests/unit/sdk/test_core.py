@@ -15,6 +15,8 @@ from perdure.core.errors import (
     InvalidRequest,
     NoSpace,
     PerdureError,
+    QuotaExceeded,
+    RateLimited,
     StaleGeneration,
     Unavailable,
     error_classes,
@@ -63,6 +65,51 @@ def test_only_safe_calls_are_repeated(error: PerdureError, repeatable: bool, rep
     call = _core.Call("POST", "/", repeatable=repeatable)
     assert (_core.retry_after_s(call, error, 1) is not None) is repeats
     assert _core.retry_after_s(call, error, _core.RETRIES + 1) is None
+
+
+def limited(retry_after: str | None) -> RateLimited:
+    error = RateLimited("x")
+    error.details = {} if retry_after is None else {"retry_after_s": retry_after}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("told", "repeatable", "left_s", "waits_s"),
+    [
+        ("2.5", True, 30.0, 2.5),
+        ("2.5", True, 2.5, 2.5),
+        ("2.5", True, 2.4, None),
+        ("2.5", False, 30.0, None),
+        (None, True, 30.0, 1.0),
+        ("soon", True, 30.0, 1.0),
+        ("0", True, 30.0, 0.05),
+        ("-5", True, 30.0, 0.05),
+        ("inf", True, 30.0, None),
+    ],
+)
+def test_a_call_waits_for_its_turn_as_long_as_its_caller_does(
+    told: str | None, repeatable: bool, left_s: float, waits_s: float | None
+) -> None:
+    call = _core.Call("GET", "/", repeatable=repeatable)
+    for attempt in (1, 100):
+        assert _core.retry_after_s(call, limited(told), attempt, left_s) == waits_s
+    assert (_core.patience_s(None), _core.patience_s(3.0)) == (_core.PATIENCE_S, 3.0)
+
+
+def test_a_quota_is_told_at_once_even_where_it_may_pass() -> None:
+    error = QuotaExceeded("x")
+    error.retryable = True
+    assert _core.retry_after_s(_core.Call("GET", "/", repeatable=True), error, 1) is None
+
+
+def test_a_command_under_the_rate_limit_is_started_when_its_turn_comes() -> None:
+    follower = Follower("demo", "exe_0123456789", public.StartExec(exec_id="exe_0123456789", argv=["true"]))
+    assert follower.broke(limited("1.5")) == 1.5
+    assert follower.next_call(None).method == "POST"
+    for _ in range(_core.RECONNECTS - 1):
+        follower.broke(limited("1.5"))
+    with pytest.raises(RateLimited):
+        follower.broke(limited("1.5"))
 
 
 @given(st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line)), st.integers(1, 7))

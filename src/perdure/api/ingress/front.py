@@ -17,7 +17,9 @@ from perdure.api.ingress.headers import Form, Way
 from perdure.api.ingress.names import Address, Domain, path_address, take_share, with_query
 from perdure.api.ingress.relay import Relay, Visit, stopping
 from perdure.api.services import Services
+from perdure.api.throttle import Throttle
 from perdure.api.traffic import PORT, REQUEST_ID
+from perdure.api.trail import TRAIL, Trail
 from perdure.core import logs
 from perdure.core.errors import Forbidden, NotFound, PerdureError, Unauthenticated
 from perdure.core.ids import DEFAULT_TENANT, RequestId
@@ -44,6 +46,8 @@ class PathForm:
         if visit is None:
             await self._app(scope, receive, send)
         else:
+            if isinstance(trail := scope.get(TRAIL), Trail):
+                trail.handed_over()
             await _carry(self._services, visit, self._closing, scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Visit | None:
@@ -68,8 +72,9 @@ class PathForm:
 class HostForm:
     """Before the guard: a host below the domain is a program's, every other one is ``app``'s."""
 
-    def __init__(self, app: ASGIApp, services: Services, domain: Domain, closing: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle, domain: Domain, closing: asyncio.Event) -> None:
         self._app = app
+        self._throttle = throttle
         self._services = services
         self._domain = domain
         self._closing = closing
@@ -103,7 +108,9 @@ class HostForm:
         way = Way(Form.HOST, address.port, _host(scope), self._domain.scheme, _client(scope))
         found = StarletteHeaders(scope=scope)
         if headers.is_our_key(found.get("authorization", "").encode("latin-1")):
-            ctx = admission.by_key(await who(self._services, found), request_id)
+            principal = await who(self._services, self._throttle, found, _client(scope) or "")
+            self._throttle.called(principal)
+            ctx = admission.by_key(principal, request_id)
             if address.by_name and ctx.tenant_id != DEFAULT_TENANT:  # names in host names are the default tenant's
                 raise NotFound(f"There is no workspace {address.ref!r}.", hint="Name it by its id.")
             return Visit(ctx, address.ref, way, target, is_keyed=True)

@@ -7,8 +7,8 @@ already attaches to that command, so a client that never saw the answer may repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -22,7 +22,7 @@ from perdure.api.services import Services
 from perdure.api.streams import EventSource, EventStream
 from perdure.core import ids, metrics
 from perdure.core.clock import epoch_ms
-from perdure.core.errors import AlreadyExists, NotFound, StaleGeneration
+from perdure.core.errors import AlreadyExists, NotFound, QuotaExceeded, StaleGeneration
 from perdure.core.ids import ExecId
 from perdure.wire import node, public
 from perdure.workspaces.model import Awake, WorkspaceState
@@ -48,7 +48,7 @@ async def start_exec(ref: str, body: public.StartExec, call: Call) -> Response:
     """Run a command; answers an NDJSON stream of its events, or with ``background`` one ExecInfo as soon as it runs."""
     async with AsyncExitStack() as stack:
         awake = await stack.enter_async_context(call.awake(ref))
-        handle = await _start_or_attach(awake.guest, _spec(body, call.services))
+        handle = await _start_or_attach(awake.guest, _spec(body, call.services), await call.exec_limit())
         stack.push_async_callback(handle.close)
         if body.background:
             info = await _background(awake, handle)
@@ -140,13 +140,18 @@ def _spec(body: public.StartExec, services: Services) -> node.ExecSpec:
     )
 
 
-async def _start_or_attach(guest: node.Guest, spec: node.ExecSpec) -> node.ExecHandle:
+async def _start_or_attach(guest: node.Guest, spec: node.ExecSpec, check_limit: Callable[[], None]) -> node.ExecHandle:
     try:
+        check_limit()
         handle = await guest.start_exec(spec)
         metrics.EXECS.add()
         return handle
     except AlreadyExists:
         return await guest.attach_exec(spec.exec_id)
+    except QuotaExceeded:
+        with suppress(NotFound):  # a call that is repeated starts nothing
+            return await guest.attach_exec(spec.exec_id)
+        raise
 
 
 async def _background(awake: Awake, handle: node.ExecHandle) -> public.ExecInfo:

@@ -147,6 +147,7 @@ async def write_file(
     """Replace a file atomically by the body, streamed: the old content stays until all of the new is written and verified."""
     bits = mode_of(mode, None)
     upload = Upload(request)
+    await call.check_upload()
     async with call.awake(ref) as awake:
         try:
             written = await awake.guest.write_file(path, upload.chunks(), mode=bits)

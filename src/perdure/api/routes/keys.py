@@ -20,6 +20,7 @@ async def create_key(body: public.CreateKey, call: Call) -> public.CreatedKey:
     """Make a key. No other answer ever has its secret, and the server keeps a hash only."""
     new = NewKey(body.name, frozenset(body.scopes), body.expires_s, body.tenant)
     key, secret = await call.services.access.create_key(call.caller, new)
+    call.about(key.id)
     return public.CreatedKey(key=render.key(key), secret=secret)
 
 

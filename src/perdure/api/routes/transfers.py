@@ -71,6 +71,7 @@ async def append_upload(
 ) -> public.FileUpload:
     """Add the body to it, streamed. When the connection breaks, what had arrived stays: ask for the offset, and go on."""
     upload = Upload(request)
+    await call.check_upload()
     async with call.awake(ref) as awake:
         response.headers.update(awake_headers(awake))
         reached = await _unless_closing(call, awake.guest.append_upload(upload_id, offset, upload.chunks()))
@@ -146,6 +147,7 @@ async def write_dir(ref: str, path: GuestPlace, request: Request, response: Resp
     link) or is a device ends it with an error; what came before it stays.
     """
     upload = Upload(request)
+    await call.check_upload()
     async with call.awake(ref) as awake:
         response.headers.update(awake_headers(awake))
         made = await _unless_closing(call, awake.guest.unpack(path, upload.chunks()))

@@ -33,6 +33,7 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.C
         metadata=body.metadata,
     )
     workspace, report = await call.workspaces.create(call.ctx, spec)
+    call.about(workspace.id)
     warnings = await call.services.foresee_egress(workspace.egress_allow)
     return public.CreatedAnswer(workspace=render.workspace(workspace), report=render.resume_report(report), warnings=warnings)
 
@@ -73,6 +74,7 @@ async def wake_workspace(ref: str, call: Call, body: public.WakeWorkspace | None
     """Many callers cause one wake; each gets its report."""
     deadline_s = body.deadline_s if body else None
     workspace, report = await call.workspaces.wake(call.ctx, ref, deadline_s=deadline_s)
+    call.about(workspace.id)
     return public.AwakeAnswer(workspace=render.workspace(workspace), report=render.resume_report(report))
 
 
@@ -140,7 +142,9 @@ async def recover_workspace(ref: str, body: public.RecoverWorkspace, call: Call)
 @router.post("/{ref}/keep-awake")
 async def keep_awake(ref: str, body: public.KeepAwake, call: Call) -> public.WorkspaceInfo:
     """Do not hibernate it for idleness for so many seconds; 0 ends an earlier wish."""
-    return render.workspace(await call.workspaces.keep_awake(call.ctx, ref, body.seconds))
+    workspace = await call.workspaces.keep_awake(call.ctx, ref, body.seconds)
+    call.about(workspace.id)
+    return render.workspace(workspace)
 
 
 @router.get("/{ref}/report")

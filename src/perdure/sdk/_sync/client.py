@@ -8,20 +8,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx2
 
+from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import pause
 from perdure.sdk._core import Call
+from perdure.sdk._options import QuotaOptions
 from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
 
 Model = TypeVar("Model", bound=public.Answer)
+_CLOCK = SystemClock()
 
 
 class Client:
@@ -45,6 +48,7 @@ class Client:
         if api_key is not None:
             settings = settings.model_copy(update={"api_key": api_key})
         self.target = _core.find_server(settings)
+        self._timeout_s = timeout_s
         socket = self.target.socket
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         alive = None if socket else _core.KEEPALIVE  # a wait without timeout must notice a peer that is gone
@@ -71,12 +75,13 @@ class Client:
     def request(self, call: Call, *, timeout_s: float | None = None) -> httpx2.Response:
         """Do a call, repeat it where that is safe, and return its answer; raises the error that the answer stands for."""
         attempt = 0
+        until = _CLOCK.monotonic() + _core.patience_s(self._timeout_s if timeout_s is None else timeout_s)
         while True:
             attempt += 1
             try:
                 return self._once(call, timeout_s)
             except PerdureError as error:
-                delay_s = _core.retry_after_s(call, error, attempt)
+                delay_s = _core.retry_after_s(call, error, attempt, until - _CLOCK.monotonic())
                 if delay_s is None:
                     raise
             pause(delay_s)
@@ -243,6 +248,31 @@ class Client:
         path = f"/v1/keys/{quote(ref, safe='')}/revoke"
         call = Call("POST", path, _core.query_of({"tenant": tenant}), body={}, repeatable=True)
         return self.fetch(call, public.KeyInfo)
+
+    def quota(self, tenant: str | None = None) -> public.QuotaInfo:
+        """What the key's own tenant may have, and has; or, for the operator, another one by id or name."""
+        path = "/v1/quota" if tenant is None else f"/v1/tenants/{quote(tenant, safe='')}/quota"
+        return self.fetch(_core.get(path), public.QuotaInfo)
+
+    def set_quota(self, tenant: str, **limits: Unpack[QuotaOptions]) -> public.QuotaInfo:
+        """Change limits of a tenant: those that are given; None takes one away. For the operator."""
+        body = _core.checked(public.SetQuota, **limits).model_dump(mode="json", exclude_unset=True)
+        call = Call("PATCH", f"/v1/tenants/{quote(tenant, safe='')}/quota", body=body, repeatable=True)
+        return self.fetch(call, public.QuotaInfo)
+
+    def audit(
+        self,
+        *,
+        tenant: str | None = None,
+        since: datetime | None = None,
+        after: int = 0,
+        limit: int = 100,
+        wait_s: float = 0.0,
+    ) -> public.AuditPage:
+        """Who did what, oldest first: of the key's own tenant, for the operator of all or of ``tenant``. Goes on with
+        ``after=page.next``; with ``wait_s`` (30 at most) it waits for a row where there is none yet. ``since`` is aware."""
+        query = {"tenant": tenant, "from": _core.instant(since), "after": after, "limit": limit, "wait_s": wait_s}
+        return self.fetch(_core.get("/v1/audit", **query), public.AuditPage)
 
     def create_tenant(self, name: str) -> public.TenantInfo:
         """Make a tenant. For the operator; raises AlreadyExists for a name in use."""

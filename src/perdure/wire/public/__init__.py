@@ -7,6 +7,7 @@ ignore unknown ones. Streams are NDJSON: one event per line, with ``heartbeat`` 
 
 from __future__ import annotations
 
+from perdure.wire.public.audit import AuditPage, AuditRow
 from perdure.wire.public.backups import BackupEvent, BackupInfo, LeftOutInfo, MakeBackup, RecoveredInfo, RestoredInfo
 from perdure.wire.public.common import (
     ANSWERED_BY_HEADER,
@@ -79,6 +80,7 @@ from perdure.wire.public.programs import (
     ProgramSpecInfo,
     SetProgram,
 )
+from perdure.wire.public.quotas import QuotaInfo, QuotaLimits, QuotaUse, SetQuota
 from perdure.wire.public.server import (
     CheckStatus,
     DoctorCheck,
@@ -143,6 +145,8 @@ __all__ = [
     "Accepted",
     "Answer",
     "AsleepAnswer",
+    "AuditPage",
+    "AuditRow",
     "AwakeAnswer",
     "BackupEvent",
     "BackupInfo",
@@ -199,6 +203,9 @@ __all__ = [
     "ProgramSpecInfo",
     "PrunedImages",
     "PushSnapshot",
+    "QuotaInfo",
+    "QuotaLimits",
+    "QuotaUse",
     "RecoverWorkspace",
     "RecoveredInfo",
     "ReportAnswer",
@@ -208,6 +215,7 @@ __all__ = [
     "RewindWorkspace",
     "Seconds",
     "SetProgram",
+    "SetQuota",
     "ShareInfo",
     "ShareList",
     "SharePort",
