@@ -69,6 +69,7 @@ from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.wire import public
 from perdure.wire.node import SecondHome
 from perdure.wire.objects import IMAGES
+from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
 from perdure.workspaces.model import Context
 from perdure.workspaces.service import WorkspaceService
 from perdure.workspaces.store import WorkspaceStore
@@ -168,6 +169,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         stack.push_async_callback(audit.close)
         services = Services(
             workspaces=control.workspaces,
+            keyed_execs=KeyedExecs(StoredExecKeys(database)),
             images=_ApiImages(control.images, control.node),
             backups=_ApiBackups(control.backups),
             metering=Metering(database),

@@ -150,7 +150,10 @@ class MemoryGuest(MemoryFiles):
 
     async def start_exec(self, spec: node.ExecSpec) -> Handle:
         self.check()
-        if spec.exec_id in self.world.commands:
+        known = self.world.commands.get(spec.exec_id)
+        if known is not None and known.spec != spec:
+            raise Conflict(f"The id {spec.exec_id} is that of another command.")
+        if known is not None:
             raise AlreadyExists(f"The command {spec.exec_id} exists.")
         command = Command(spec, 100 + len(self.world.commands))
         self.world.commands[spec.exec_id] = command

@@ -18,6 +18,7 @@ from perdure.core.metrics import Gauges
 from perdure.metering.usage import Usage
 from perdure.wire import public
 from perdure.wire.node import Ports
+from perdure.workspaces.exec_keys import KeyedExecs
 from perdure.workspaces.model import Context, Workspaces
 
 
@@ -105,6 +106,7 @@ class Services:
     listens in a workspace."""
 
     workspaces: Workspaces
+    keyed_execs: KeyedExecs
     images: Images
     backups: Backups
     metering: Metering

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 #: Options of ``exec`` that take a value.
-EXEC_VALUES = frozenset({"--cwd", "--user", "-u", "--env", "-e", "--timeout", "--run-limit", "--idle-limit", "--attach"})
+EXEC_VALUES = frozenset(
+    {"--cwd", "--user", "-u", "--env", "-e", "--timeout", "--run-limit", "--idle-limit", "--attach", "--idempotency-key"}
+)
 PLURALS: Mapping[str, str] = {
     "images": "image",
     "snapshots": "snapshot",

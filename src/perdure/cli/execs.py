@@ -39,6 +39,9 @@ def run(
     idle_limit: Annotated[float | None, typer.Option(help="Seconds without output after which it is ended.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print its id and leave it running.")] = False,
     attach: Annotated[str | None, typer.Option(metavar="EXEC_ID", help="Follow a command that runs already.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Any text. The same key in the same workspace never runs a second time.")
+    ] = None,
     json: JsonFlag = False,
 ) -> Status:
     """Run a command in a workspace; ends with the command's exit code, or 125 if Perdure failed.
@@ -48,12 +51,14 @@ def run(
     ctx.find_root().obj.failure_code = OWN_FAILURE
     as_json = wants_json(ctx, json)
     workspace = find(name)
-    limits: dict[str, Any] = {"cwd": cwd, "user": user, "run_limit_s": run_limit, "idle_limit_s": idle_limit}
-    options = {"envs": pairs(env, "--env"), **{key: value for key, value in limits.items() if value is not None}}
+    given: dict[str, Any] = {"cwd": cwd, "user": user, "run_limit_s": run_limit, "idle_limit_s": idle_limit}
+    given["idempotency_key"] = idempotency_key
+    options = {"envs": pairs(env, "--env"), **{key: value for key, value in given.items() if value is not None}}
     if attach is not None:
         return _follow(workspace, workspace.commands.attach(attach), timeout, as_json=as_json, ours=False)
     words = _command(command or [], shell)
-    feed = not detach and (_is_piped(sys.stdin.fileno()) if stdin is None else stdin)
+    piped = idempotency_key is None and _is_piped(sys.stdin.fileno())
+    feed = not detach and (piped if stdin is None else stdin)
     if detach or feed:
         handle = workspace.commands.run(words, background=True, stdin=feed, **options)
     else:

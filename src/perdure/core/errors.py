@@ -9,9 +9,11 @@
     ├── RateLimited           too many calls of one key; ``details`` say after how many seconds the next one is welcome
     ├── QuotaExceeded         it would pass a limit of the tenant; ``details`` say which, what is used and what was asked for
     ├── NotFound              nothing of that name for this caller
-    │   └── Shredded          the key of what was stored has been thrown away on purpose
+    │   ├── Shredded          the key of what was stored has been thrown away on purpose
+    │   └── Forgotten         it was asked for before, and what became of it is not known any more
     ├── Conflict              the thing exists or is in a state that refuses the call
     │   ├── AlreadyExists
+    │   ├── KeyReused         the idempotency key stands for another request
     │   └── StaleGeneration   the caller acts on an incarnation that is gone
     ├── Unavailable           may work later, nothing was done
     │   ├── Busy              an inbox or queue with a named limit is full
@@ -150,6 +152,15 @@ class Shredded(NotFound):
     gone = True
 
 
+class Forgotten(NotFound):
+    """Never raised for what was not begun: whoever gets it must not simply ask again under another key."""
+
+    code = "forgotten"
+    status = 410
+    ambiguous = True
+    gone = True
+
+
 class Conflict(PerdureError):
     code = "conflict"
     status = 409
@@ -157,6 +168,11 @@ class Conflict(PerdureError):
 
 class AlreadyExists(Conflict):
     code = "already_exists"
+
+
+class KeyReused(Conflict):
+    code = "idempotency_key_reused"
+    default_hint = "A key stands for one request for a week: use a new one for another."
 
 
 class StaleGeneration(Conflict):

@@ -6,6 +6,8 @@ creation time, are safe in file names, host names and URLs, and are never guesse
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 from typing import NewType
@@ -40,6 +42,12 @@ def mint(prefix: str, *, now_ms: int) -> str:
         value, digit = divmod(value, 32)
         digits.append(_ALPHABET[digit])
     return f"{prefix}_{''.join(reversed(digits))}"
+
+
+def keyed_exec(workspace_id: str, key: str) -> ExecId:
+    """The id of the command that an idempotency key stands for in a workspace: whoever knows both knows it beforehand."""
+    digest = hashlib.sha256(f"{workspace_id}\0{key}".encode("utf-8", "surrogateescape")).digest()
+    return ExecId(f"exe_{base64.b32hexencode(digest[:20]).decode().lower()}")
 
 
 def is_id(text: str, prefix: str) -> bool:

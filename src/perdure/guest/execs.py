@@ -412,6 +412,10 @@ class Command:
             return f"It wrote nothing for its limit of {self._spec['idle_limit_s']:g} s and was stopped."
         return "It was killed on request."
 
+    def is_of(self, spec: dict[str, Any]) -> bool:
+        """Whether a request asks for this very command."""
+        return self._spec == spec
+
     def info(self) -> dict[str, Any]:
         return {
             "exec_id": self.exec_id,

@@ -72,7 +72,11 @@ class ExecTable:
             self._act(stream, exec_id, request)
 
     def _exec(self, stream: int, exec_id: str, spec: dict[str, Any]) -> None:
-        if exec_id in self._running or exec_id in self._finished or exec_id in self._lost:
+        known = self._running.get(exec_id) or self._finished.get(exec_id)
+        if known is not None and not known.is_of(spec):
+            self._mux.reset(stream, Code.CONFLICT, f"The id {exec_id} is that of another command.")
+            return
+        if known is not None or exec_id in self._lost:
             self._mux.reset(stream, Code.EXISTS, f"The command {exec_id} exists already; attach to it instead.")
             return
         if len(self._running) >= EXECS_MAX:

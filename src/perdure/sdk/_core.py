@@ -152,6 +152,20 @@ def post(path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool =
     return Call("POST", path, body=body if body is not None else {}, repeatable=repeatable)
 
 
+def start_exec(ref: str, start: public.StartExec, key: str | None) -> Call:
+    """The start of a command: by its id, and by the idempotency key if it has one, it can be repeated."""
+    body = start.model_dump(mode="json", exclude_defaults=True)
+    headers = () if key is None else ((public.IDEMPOTENCY_HEADER, key),)
+    return Call("POST", workspace_path(ref, "execs"), body=body, repeatable=True, headers=headers)
+
+
+def check_key(key: str | None) -> str | None:
+    """An idempotency key as a header can carry it. Raises InvalidRequest."""
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() and 0 < len(key) <= 255):
+        raise InvalidRequest(f"{key!r} is not an idempotency key.", hint="Use 1 to 255 printable ASCII characters.")
+    return key
+
+
 def query_of(values: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     """Query parameters: None is left out, booleans as the API writes them."""
     return tuple(
@@ -272,7 +286,7 @@ class Follower:
     while the workspace is at the same generation, so that nothing runs twice, no byte comes twice, and nothing is woken.
     """
 
-    def __init__(self, ref: str, exec_id: str, start: public.StartExec | None) -> None:
+    def __init__(self, ref: str, exec_id: str, start: public.StartExec | None, key: str | None = None) -> None:
         self.ref = ref
         self.exec_id = exec_id
         self.pid: int | None = None
@@ -281,6 +295,7 @@ class Follower:
         self.detached = False
         self.offsets = {"stdout": 0, "stderr": 0}
         self._start = start
+        self._key = key
         self._seen = False  # a stream of this command was open at least once
         self._breaks = 0
 
@@ -290,8 +305,7 @@ class Follower:
 
     def next_call(self, wait_s: float | None) -> Call:
         if self._start is not None and not self._seen:
-            body = self._start.model_copy(update={"wait_s": wait_s}).model_dump(mode="json", exclude_defaults=True)
-            return post(workspace_path(self.ref, "execs"), body, repeatable=True)
+            return start_exec(self.ref, self._start.model_copy(update={"wait_s": wait_s}), self._key)
         return get(
             workspace_path(self.ref, "execs", self.exec_id, "output"),
             stdout_offset=self.offsets["stdout"],
@@ -360,8 +374,9 @@ class Collector:
     def add(self, output: Output) -> str:
         """Keep it; returns the text that is complete now."""
         kept = self._kept[output.stream]
-        kept += output.data[: max(0, self._limit - len(kept))]
-        self._truncated |= len(kept) >= self._limit or output.gap > 0
+        room = max(0, self._limit - len(kept))
+        kept += output.data[:room]
+        self._truncated |= len(output.data) > room or output.gap > 0
         return self._decoders[output.stream].decode(output.data)
 
     def rest(self, stream: str) -> str:

@@ -34,6 +34,7 @@ class RunOptions(TypedDict, total=False):
     idle_limit_s: float | None
     kill_grace_s: float
     output_limit_bytes: int  # what a result keeps per stream; default 64 MiB
+    idempotency_key: str | None  # the same key in the same workspace is the same command, for a week; it never runs twice
 
 
 class ProgramOptions(TypedDict, total=False):
@@ -70,7 +71,8 @@ def run_fields(options: RunOptions) -> dict[str, Any]:
     """The API's names of run options."""
     _known(options, RunOptions, "commands.run")
     fields = {"env" if name == "envs" else name: _plain(value) for name, value in options.items() if value is not None}
-    fields.pop("output_limit_bytes", None)
+    for name in ("output_limit_bytes", "idempotency_key"):
+        fields.pop(name, None)
     return fields
 
 

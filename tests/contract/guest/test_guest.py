@@ -97,12 +97,18 @@ async def test_a_command_that_does_not_exist_ends_not_started_with_a_sentence(pl
 
 async def test_a_second_start_under_one_id_is_refused_and_the_first_goes_on(place: Place) -> None:
     exec_id = new_id()
-    handle = await place.guest.start_exec(ExecSpec(exec_id, shell=place.shell("cat"), stdin=True))
+    spec = ExecSpec(exec_id, shell=place.shell("cat"), stdin=True)
+    handle = await place.guest.start_exec(spec)
     with pytest.raises(AlreadyExists):
+        await place.guest.start_exec(spec)
+    with pytest.raises(Conflict, match="another command") as caught:
         await place.guest.start_exec(ExecSpec(exec_id, shell=place.shell("say", "twice")))
+    assert not isinstance(caught.value, AlreadyExists)
     await handle.write_stdin(b"once")
     await handle.close_stdin()
     assert (await collect(handle)).stdout == b"once"
+    with pytest.raises(AlreadyExists):
+        await place.guest.start_exec(spec)
 
 
 async def test_attaching_later_gives_what_follows_the_offsets(place: Place) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 
 from perdure.api import streams
-from perdure.core.errors import InvalidRequest, NotFound, StaleGeneration
+from perdure.core.errors import Forgotten, InvalidRequest, KeyReused, NotFound, StaleGeneration
 from perdure.sdk import AsyncClient, AsyncWorkspace, Client, ConnectionLost, StillRunning, Workspace
 from perdure.wire.node import ExecEnd
 from tests.fakes.api_server import FakeServer
+from tests.fakes.workspaces import KEY
 
 
 def test_output_code_and_streams(demo: Workspace) -> None:
@@ -48,6 +52,8 @@ def test_large_output_arrives_whole_and_can_be_bounded(demo: Workspace) -> None:
     assert demo.commands.run(["spew", "5000000"]).stdout_bytes == b"x" * 5_000_000
     bounded = demo.commands.run(["spew", "5000000"], output_limit_bytes=1000)
     assert (len(bounded.stdout_bytes), bounded.truncated) == (1000, True)
+    exact = demo.commands.run(["spew", "1000"], output_limit_bytes=1000)
+    assert (len(exact.stdout_bytes), exact.truncated) == (1000, False)
 
 
 def test_command_that_does_not_exist_is_a_result(demo: Workspace) -> None:
@@ -172,6 +178,84 @@ def test_start_repeated_with_the_same_id_attaches(server: FakeServer, demo: Work
         answers = [http.post("/v1/workspaces/demo/execs", json=body).text for _ in range(2)]
     assert answers[0] == answers[1]
     assert len(server.workspaces.world("demo").commands) == 1
+
+
+def test_a_key_runs_once_for_as_many_clients_as_ask(server: FakeServer, demo: Workspace) -> None:
+    first = demo.commands.run("echo once", idempotency_key="k")
+    assert demo.commands.run("echo once", idempotency_key="k") == first
+    with Client(settings=server.settings) as second:
+        other = Workspace.connect("demo", client=second)
+        assert other.commands.run("echo once", idempotency_key="k").exec_id == first.exec_id
+        assert other.commands.run("echo once", background=True, idempotency_key="k").wait() == first
+    assert len(server.workspaces.world("demo").commands) == 1
+    with pytest.raises(KeyReused, match="another command"):
+        demo.commands.run("echo twice", idempotency_key="k")
+    server.workspaces.world("demo").commands.clear()
+    with pytest.raises(Forgotten) as caught:
+        demo.commands.run("echo once", idempotency_key="k")
+    assert (caught.value.ambiguous, caught.value.gone) == (True, True)
+
+
+def test_a_key_that_cannot_be_one_or_stdin_with_it_is_refused_here(demo: Workspace) -> None:
+    for key in ("", " k", "k\n", "ключ", "x" * 256):
+        with pytest.raises(InvalidRequest, match="idempotency key"):
+            demo.commands.run("true", idempotency_key=key)
+    with pytest.raises(InvalidRequest, match="reads no stdin"):
+        demo.commands.run("cat", stdin=b"x", idempotency_key="k")
+
+
+class Cutter:
+    """A TCP proxy to the server that hangs up after so many bytes of an answer, once."""
+
+    def __init__(self, port: int, after: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        self._port, self._after = port, after
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._port))
+            threading.Thread(target=self._pass, args=(near, far, None), daemon=True).start()
+            threading.Thread(target=self._pass, args=(far, near, self._after if self.cuts == 0 else None), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, left: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096 if left is None else min(4096, left)):
+                sink.sendall(data)
+                left = None if left is None else left - len(data)
+                if left == 0:
+                    self.cuts += 1
+                    break
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize("after", [100, 600, 5_000, 700_001, 2_000_000])
+def test_a_connection_that_is_cut_in_the_middle_loses_and_doubles_nothing(
+    server: FakeServer, demo: Workspace, after: int
+) -> None:
+    """(peers: row 13) The whole output equals what the command wrote, wherever the connection broke."""
+    cutter = Cutter(int(server.url.rpartition(":")[2]), after)
+    try:
+        with Client(url=cutter.url, api_key=KEY) as client:
+            result = Workspace(demo.info, client).commands.run("spew 1000000; bytes e282ac; spew 1000000")
+        assert cutter.cuts >= 1
+        assert result.stdout_bytes == b"x" * 1_000_000 + "€".encode() + b"x" * 1_000_000
+        assert (result.exit_code, result.truncated) == (0, False)
+        assert len(server.workspaces.world("demo").commands) == 1
+    finally:
+        cutter.close()
 
 
 def test_sleep_ends_the_stream_and_nothing_wakes_it_again(server: FakeServer, demo: Workspace) -> None:

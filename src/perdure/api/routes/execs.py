@@ -1,7 +1,8 @@
 """Commands in a workspace: start, follow, feed, end.
 
 A stream is an attachment: a client that goes away detaches, and the command goes on. ``POST`` with an ``exec_id`` that exists
-already attaches to that command, so a client that never saw the answer may repeat the call.
+already attaches to that command, so a client that never saw the answer may repeat the call. With ``Idempotency-Key`` it may do
+so after anything: the command is never run a second time, even when nobody knows any more what became of the first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,13 +23,18 @@ from perdure.api.services import Services
 from perdure.api.streams import EventSource, EventStream
 from perdure.core import ids, metrics
 from perdure.core.clock import epoch_ms
-from perdure.core.errors import AlreadyExists, NotFound, QuotaExceeded, StaleGeneration
+from perdure.core.errors import AlreadyExists, InvalidRequest, NotFound, QuotaExceeded, StaleGeneration
 from perdure.core.ids import ExecId
 from perdure.wire import node, public
 from perdure.workspaces.model import Awake, WorkspaceState
 
 router = APIRouter(prefix="/workspaces/{ref}/execs", tags=["execs"])
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}, "model": public.ExecEvent}}
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(alias=public.IDEMPOTENCY_HEADER, min_length=1, max_length=255, description="Any text of the client's choice."),
+]
 
 # Attachments that a stream of this server reads. Stdin goes through them, since an unread one would hold the command up.
 LiveHandles = dict[tuple[str, int, str], node.ExecHandle]
@@ -44,11 +50,15 @@ class Follow(BaseModel):
 
 
 @router.post("", response_class=EventStream, status_code=200, responses=_STREAM)
-async def start_exec(ref: str, body: public.StartExec, call: Call) -> Response:
-    """Run a command; answers an NDJSON stream of its events, or with ``background`` one ExecInfo as soon as it runs."""
+async def start_exec(ref: str, body: public.StartExec, call: Call, idempotency_key: IdempotencyKey = None) -> Response:
+    """Run a command; answers a stream of its events, or with ``background`` one ExecInfo as soon as it runs.
+
+    With an idempotency key, of this workspace, the same command is never run twice: a repeated call attaches to it, raises 409
+    ``idempotency_key_reused`` for another command, and 410 ``forgotten`` when it cannot be known what became of it.
+    """
     async with AsyncExitStack() as stack:
         awake = await stack.enter_async_context(call.awake(ref))
-        handle = await _start_or_attach(awake.guest, _spec(body, call.services), await call.exec_limit())
+        handle = await _start_or_attach(call, awake, body, idempotency_key)
         stack.push_async_callback(handle.close)
         if body.background:
             info = await _background(awake, handle)
@@ -124,10 +134,9 @@ async def kill_exec(ref: str, exec_id: str, response: Response, call: Call) -> p
     return public.Done()
 
 
-def _spec(body: public.StartExec, services: Services) -> node.ExecSpec:
-    exec_id = body.exec_id or ids.mint("exe", now_ms=epoch_ms(services.clock))
+def _spec(body: public.StartExec, exec_id: ExecId) -> node.ExecSpec:
     return node.ExecSpec(
-        exec_id=ExecId(exec_id),
+        exec_id=exec_id,
         argv=None if body.argv is None else tuple(body.argv),
         shell=body.shell,
         env=body.env,
@@ -140,7 +149,14 @@ def _spec(body: public.StartExec, services: Services) -> node.ExecSpec:
     )
 
 
-async def _start_or_attach(guest: node.Guest, spec: node.ExecSpec, check_limit: Callable[[], None]) -> node.ExecHandle:
+async def _start_or_attach(call: Bundle, awake: Awake, body: public.StartExec, key: str | None) -> node.ExecHandle:
+    guest, check_limit = awake.guest, await call.exec_limit()
+    if key is not None:
+        exec_id = ids.keyed_exec(awake.workspace.id, key)
+        if body.exec_id not in {None, exec_id}:
+            raise InvalidRequest("The command's id is not that of its idempotency key.", hint="Give one of the two.")
+        return await call.services.keyed_execs.start(awake, _spec(body, exec_id), key, check_limit)
+    spec = _spec(body, ExecId(body.exec_id or ids.mint("exe", now_ms=epoch_ms(call.services.clock))))
     try:
         check_limit()
         handle = await guest.start_exec(spec)

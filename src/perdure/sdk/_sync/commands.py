@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from perdure.core import ids
 from perdure.core.clock import SystemClock, epoch_ms
-from perdure.core.errors import Conflict, NotFound, PerdureError
+from perdure.core.errors import Conflict, InvalidRequest, NotFound, PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import Background, Data, Hashing, call, pause
 from perdure.sdk._core import Call, Collector, CommandResult, Follower, Output
@@ -147,18 +147,20 @@ class Commands:
         """Run a command: a string goes through the shell, a list does not. A nonzero exit is a result, not an exception.
 
         ``timeout`` is how long this call waits (then StillRunning; the command goes on); ``run_limit_s`` and ``idle_limit_s`` end
-        the command. With ``background`` the call returns a handle as soon as the command runs.
+        the command. With ``background`` the call returns a handle as soon as the command runs. A command with an
+        ``idempotency_key`` runs once: who asks again gets its output and outcome, as far as they are kept, or ``Forgotten``.
         """
+        key = options.get("idempotency_key")
         start = self._start(cmd, stdin is not False, background, options)
         limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
         assert start.exec_id is not None
         if background:
-            handle = self._background(start, limit)
+            handle = self._background(start, limit, key)
             if not isinstance(stdin, bool):
                 handle.send_stdin(stdin, eof=True)
             return handle
         if not isinstance(stdin, bool):
-            return self._fed(self._background(start, limit), stdin, timeout, (on_stdout, on_stderr))
+            return self._fed(self._background(start, limit, key), stdin, timeout, (on_stdout, on_stderr))
         handle = self.stream(cmd, **options)
         return handle.wait(timeout, on_stdout=on_stdout, on_stderr=on_stderr)
 
@@ -167,7 +169,8 @@ class Commands:
         start = self._start(cmd, stdin, False, options)
         assert start.exec_id is not None
         limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
-        return CommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start), limit)
+        key = options.get("idempotency_key")
+        return CommandHandle(self._workspace, Follower(self._workspace.id, start.exec_id, start, key), limit)
 
     def _fed(
         self, handle: CommandHandle, stdin: Data, timeout: float | None, on_text: tuple[OnText | None, OnText | None]
@@ -191,15 +194,19 @@ class Commands:
 
     def _start(self, cmd: str | Sequence[str], stdin: bool, background: bool, options: RunOptions) -> public.StartExec:
         command: dict[str, Any] = {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
-        exec_id = ids.mint("exe", now_ms=epoch_ms(SystemClock()))
+        key = _core.check_key(options.get("idempotency_key"))
+        if key is not None and stdin:
+            raise InvalidRequest(
+                "A command with an idempotency key reads no stdin: sent again, it would come twice.", hint="Put it into a file."
+            )
+        exec_id = ids.mint("exe", now_ms=epoch_ms(SystemClock())) if key is None else ids.keyed_exec(self._workspace.id, key)
         fields = {**command, **run_fields(options), "exec_id": exec_id, "stdin": stdin, "background": background}
         start: public.StartExec = _core.checked(public.StartExec, **fields)
         return start
 
-    def _background(self, start: public.StartExec, limit: int) -> CommandHandle:
-        body = start.model_copy(update={"background": True}).model_dump(mode="json", exclude_defaults=True)
-        path = _core.workspace_path(self._workspace.id, "execs")
-        response = self._workspace.client.request(_core.post(path, body, repeatable=True))
+    def _background(self, start: public.StartExec, limit: int, key: str | None) -> CommandHandle:
+        call = _core.start_exec(self._workspace.id, start.model_copy(update={"background": True}), key)
+        response = self._workspace.client.request(call)
         self._workspace.note(response.headers)
         return self._handle(public.ExecInfo.model_validate_json(response.content), limit)
 

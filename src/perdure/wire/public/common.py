@@ -19,6 +19,7 @@ REASON_HEADER = "perdure-reason"
 ANSWERED_BY_HEADER = "perdure-answered-by"
 #: What a client may send to name its request itself. Answers have both.
 CLIENT_REQUEST_ID_HEADER = "x-request-id"
+IDEMPOTENCY_HEADER = "idempotency-key"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
 Text = Annotated[str, Field(max_length=4096)]

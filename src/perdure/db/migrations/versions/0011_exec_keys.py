@@ -1,0 +1,14 @@
+"""Idempotency keys of commands."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from perdure.db.migrations import run_sql
+
+revision = "0011"
+down_revision = "0010"
+
+
+def upgrade() -> None:
+    run_sql(op, __file__)
