@@ -68,13 +68,14 @@ class FakeServer:
         return self
 
     def reset(self) -> None:
-        """Forget all workspaces and images."""
+        """Forget all workspaces, images and keys of commands."""
 
         async def forget() -> None:
             self.workspaces.__init__()  # type: ignore[misc]
             self.images.__init__()  # type: ignore[misc]
             assert isinstance(self.services.shares, FakeShares)
             self.services.shares.forget()
+            self.services.keyed_execs.store.__init__()  # type: ignore[misc]
 
         self.run(forget)
 

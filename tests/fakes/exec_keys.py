@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.workspaces.exec_keys import ExecKey
+from perdure.workspaces.exec_keys import ExecKey, KeyedExecs
 
 
 class FakeExecKeys:
@@ -17,3 +17,7 @@ class FakeExecKeys:
 
     async def release(self, wanted: ExecKey) -> None:
         self.rows.pop((wanted.workspace_id, wanted.key), None)
+
+
+def fake_keyed_execs() -> KeyedExecs:
+    return KeyedExecs(FakeExecKeys())

@@ -1,8 +1,8 @@
 """A ``wire.node.Guest`` in memory, for tests of what stands above it: a tree of files and a handful of commands.
 
 Commands: ``true``, ``false``, ``exit N``, ``echo …``, ``warn …`` (stderr), ``env NAME``, ``pwd``, ``whoami``, ``cat`` (stdin to
-stdout), ``bytes HEX``, ``spew N`` (N bytes), ``hang`` (until it is ended). A shell string is split into words; several commands
-are joined by ``;``.
+stdout), ``bytes HEX``, ``spew N`` (N bytes), ``size`` (of its terminal), ``hang`` (until it is ended). A shell string is split
+into words; several commands are joined by ``;``. On a terminal without a command there is a ``FakeShell``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 
 from perdure.core import tracing
-from perdure.core.errors import AlreadyExists, Conflict, MachineFailed, NotFound, PerdureError, StaleGeneration
+from perdure.core.errors import AlreadyExists, Conflict, InvalidRequest, MachineFailed, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import ExecId
 from perdure.guest.progfile import understand
 from perdure.machines.guestlink_program import ping_over, status_of
@@ -31,6 +31,7 @@ from perdure.wire.node import (
     ProgramStatus,
 )
 from tests.fakes.memory_files import MOMENT, Disk, MemoryFiles, Node
+from tests.fakes.memory_terminal import FakeShell
 from tests.fakes.program import FakeProgram
 
 
@@ -46,8 +47,22 @@ class Command:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.signals: list[int] = []
+        self.size = spec.pty
+        self.watchers = 0
+        self.at_prompt = False  # a shell on a terminal, where nothing runs
+
+    @property
+    def has_stdin(self) -> bool:
+        return self.spec.stdin or self.spec.pty is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is a shell that only waits for somebody to come."""
+        return self.at_prompt and not self.watchers
 
     def put(self, stream: str, data: bytes) -> None:
+        if self.spec.pty is not None:
+            stream, data = "stdout", data.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         self.output[stream] += data
         self._tell()
 
@@ -85,6 +100,14 @@ class Handle:
         self.closed = False
 
     async def events(self) -> AsyncIterator[node.ExecEvent]:
+        self.command.watchers += 1
+        try:
+            async for event in self._events():
+                yield event
+        finally:
+            self.command.watchers -= 1
+
+    async def _events(self) -> AsyncIterator[node.ExecEvent]:
         command = self.command
         if command.exited is None or command.exited.end is not ExecEnd.NOT_STARTED:
             yield node.ExecStarted(self.exec_id, command.pid)
@@ -109,7 +132,7 @@ class Handle:
                     wait.cancel()
 
     async def write_stdin(self, data: bytes) -> None:
-        if not self.command.spec.stdin or self.command.exited:
+        if not self.command.has_stdin:
             raise Conflict("The command does not read stdin.")
         self.command.stdin.put_nowait(data)
 
@@ -177,6 +200,9 @@ class MemoryGuest(MemoryFiles):
     async def _run(self, command: Command) -> None:
         spec = command.spec
         code = 0
+        if spec.pty is not None and spec.argv is None and spec.shell is None:
+            command.end(ExecEnd.EXITED, await FakeShell(command, lambda words: self._typed(command, words)).live())
+            return
         try:
             lines = [list(spec.argv)] if spec.argv is not None else [shlex.split(part) for part in (spec.shell or "").split(";")]
         except ValueError as error:
@@ -192,6 +218,13 @@ class MemoryGuest(MemoryFiles):
                     return
         command.end(ExecEnd.EXITED, code)
 
+    async def _typed(self, command: Command, words: list[str]) -> int:
+        try:
+            return await self._builtin(command, words)
+        except FileNotFoundError as error:
+            command.put("stdout", f"{error}\n".encode())
+            return 127
+
     async def _builtin(self, command: Command, words: list[str]) -> int:
         name, *args = words
         spec, trace = command.spec, tracing.traceparent()  # of whoever started it: its task has the caller's context
@@ -201,6 +234,7 @@ class MemoryGuest(MemoryFiles):
             "env": lambda: {**self.world.environment, **traced, **spec.env}.get(args[0], "") + "\n",
             "pwd": lambda: (spec.cwd or "/root") + "\n",
             "whoami": lambda: (spec.user or "root") + "\n",
+            "size": lambda: f"{command.size.rows} {command.size.cols}\n" if command.size else "no terminal\n",
             "true": lambda: "",
         }
         if name in answers:
@@ -214,7 +248,7 @@ class MemoryGuest(MemoryFiles):
         elif name == "spew":
             command.put("stdout", b"x" * int(args[0]))
         elif name == "cat":
-            while spec.stdin and (data := await command.stdin.get()) is not None:
+            while command.has_stdin and (data := await command.stdin.get()) is not None:
                 command.put("stdout", data)
         elif name == "hang":
             await asyncio.Event().wait()
@@ -237,6 +271,15 @@ class MemoryGuest(MemoryFiles):
         if signal == 15:
             self._command(exec_id).end(ExecEnd.SIGNALED, 143, 15)
 
+    async def resize_exec(self, exec_id: ExecId, size: node.PtySize) -> None:
+        self.check()
+        command = self._command(exec_id)
+        if command.size is None:
+            raise Conflict(f"The command {exec_id} has no terminal.")
+        if not (1 <= size.rows <= 4096 and 1 <= size.cols <= 4096):
+            raise InvalidRequest(f"{size.rows} by {size.cols} is not a size.")
+        command.size = size
+
     async def kill_exec(self, exec_id: ExecId) -> None:
         self.check()
         self._command(exec_id).end(ExecEnd.KILLED, 143, 15)
@@ -247,11 +290,12 @@ class MemoryGuest(MemoryFiles):
             node.ExecInfo(
                 one.spec.exec_id,
                 one.pid,
-                one.spec.shell or shlex.join(one.spec.argv or ()),
+                one.spec.shell or shlex.join(one.spec.argv or ()) or "(shell)",
                 MOMENT,
                 one.exited,
                 len(one.output["stdout"]),
                 len(one.output["stderr"]),
+                one.size,
             )
             for one in self.world.commands.values()
         )

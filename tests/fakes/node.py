@@ -396,7 +396,7 @@ class FakeNode:
         machine = self._machine(workspace_id, generation)
         if workspace_id in self.busy:
             return self.busy[workspace_id]
-        open_execs = sum(command.exited is None for command in machine.world.commands.values())
+        open_execs = sum(command.exited is None and not command.is_waiting for command in machine.world.commands.values())
         return Activity(open_execs, 0, 0, self.clock.monotonic() - machine.touched_at, machine.changed or machine.is_dirty)
 
     def guest(self, workspace_id: WorkspaceId, generation: int) -> MemoryGuest:

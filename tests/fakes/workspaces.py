@@ -32,7 +32,6 @@ from perdure.gateway.ingress import GuestPorts
 from perdure.wire import node
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
-from perdure.workspaces.exec_keys import KeyedExecs
 from perdure.workspaces.model import (
     Awake,
     Configuration,
@@ -57,7 +56,7 @@ from tests.fakes.access import FakeAccess
 from tests.fakes.audit import FakeAudit
 from tests.fakes.backups import FakeBackups
 from tests.fakes.doctor import doctor
-from tests.fakes.exec_keys import FakeExecKeys
+from tests.fakes.exec_keys import fake_keyed_execs
 from tests.fakes.images import IMAGE, FakeImages
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering, no_gauges
@@ -437,9 +436,9 @@ class FakeWorkspaces(FakeTenants):
 
 def fake_services(settings: Settings, access: Access | None = None) -> tuple[Services, FakeWorkspaces]:
     """Services whose operator's key is ``KEY``."""
-    workspaces = FakeWorkspaces()
+    workspaces, keyed = FakeWorkspaces(), fake_keyed_execs()
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
-    clock, keyed = SystemClock(), KeyedExecs(FakeExecKeys())
+    clock = SystemClock()
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
     records = (FakeQuotas(lambda: workspaces.rows), FakeAudit())
     return Services(workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest, *records), workspaces

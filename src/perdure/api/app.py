@@ -14,6 +14,7 @@ from perdure.api.deps import Call, admit
 from perdure.api.routes import (
     audit,
     backups,
+    exec_sockets,
     execs,
     files,
     images,
@@ -57,7 +58,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.exec_handles = {}
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
-    inside = (execs, files, transfers, tunnels, ports, programs, invocations)
+    inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations)
     for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage, quotas, audit):
         v1.include_router(module.router)
 

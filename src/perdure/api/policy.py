@@ -78,6 +78,8 @@ NEEDS: Mapping[str, Need] = {
     "follow_exec": INVOKE,
     "write_stdin": INVOKE,
     "signal_exec": INVOKE,
+    "resize_exec": INVOKE,
+    "exec_socket": INVOKE,
     "kill_exec": INVOKE,
     "read_file": INVOKE,
     "write_file": INVOKE,

@@ -236,6 +236,7 @@ def exec_info(value: node.ExecInfo, generation: int) -> public.ExecInfo:
         stdout_bytes=value.stdout_bytes,
         stderr_bytes=value.stderr_bytes,
         generation=generation,
+        pty=public.PtyInfo(rows=value.pty.rows, cols=value.pty.cols) if value.pty else None,
     )
 
 

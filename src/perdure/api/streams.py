@@ -1,4 +1,4 @@
-"""Answers that last: NDJSON event streams and file contents.
+"""Answers that last: event streams, as NDJSON or server-sent events, and file contents.
 
 Each holds what it needs (an awake workspace, an attachment) in an exit stack that is closed when the answer ends, however it
 ends: the last event was sent, the client went away, or the server stops. Going away detaches; it never kills.
@@ -80,37 +80,59 @@ class EventSource:
     waited: Answer | None = None
 
 
-class EventStream(_Lasting):
-    """NDJSON with heartbeats. An error in the middle is the last line, since the status has been sent."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How events become bytes."""
 
-    def __init__(self, source: EventSource, stack: AsyncExitStack, closing: asyncio.Event, headers: dict[str, str]) -> None:
-        super().__init__(stack, closing, {**headers, "cache-control": "no-store"}, "application/x-ndjson")
+    media_type: str
+    encode: Callable[[Answer], bytes]
+
+
+def event_json(event: Answer) -> str:
+    """One event on one line."""
+    return event.model_dump_json(exclude_unset=True, exclude_none=True, ensure_ascii=True)
+
+
+NDJSON = Format("application/x-ndjson", lambda event: event_json(event).encode() + b"\n")
+
+
+class EventStream(_Lasting):
+    """Events with heartbeats. An error in the middle is the last one, since the status has been sent."""
+
+    def __init__(
+        self,
+        source: EventSource,
+        stack: AsyncExitStack,
+        closing: asyncio.Event,
+        headers: dict[str, str],
+        form: Format = NDJSON,
+    ) -> None:
+        super().__init__(stack, closing, {**headers, "cache-control": "no-store"}, form.media_type)
         self._source = source
+        self._encode = form.encode
 
     async def _pump(self, send: Send) -> None:
         await self._start(send)
         try:
             async with aclosing(_paced(self._source)) as events:
                 async for event in events:
-                    await _line(send, event)
+                    await self._line(send, event)
         except PerdureError as error:
-            await _line(send, self._source.failed(error_info(error)))
+            await self._line(send, self._source.failed(error_info(error)))
         except Exception:  # the top of this answer's task: the stream's last line records the failure
             log.exception("an event stream failed")
-            await _line(send, self._source.failed(internal_error()))
+            await self._line(send, self._source.failed(internal_error()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _line(self, send: Send, event: Answer) -> None:
+        await send({"type": "http.response.body", "body": self._encode(event), "more_body": True})
 
     async def _farewell(self, send: Send) -> None:
         error = Unavailable(
             "The server is stopping; what was started goes on when the workspace wakes.", hint="Attach again later."
         )
-        await _line(send, self._source.failed(error_info(error)))
+        await self._line(send, self._source.failed(error_info(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _line(send: Send, event: Answer) -> None:
-    body = event.model_dump_json(exclude_unset=True, exclude_none=True, ensure_ascii=True).encode() + b"\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _paced(source: EventSource) -> AsyncGenerator[Answer]:

@@ -85,6 +85,17 @@ COMMANDS = (
         "programs:logs",
         "Print what a workspace's program wrote, stdout and stderr in their order. With --json: one line per piece.",
     ),
+    Entry(
+        "shell",
+        "shell:shell",
+        "Open a shell in a workspace; ends with the shell's exit code, or 0 when it is left running by the detach keys.",
+    ),
+    Entry("ps", "running:ps", "List the commands and terminals that run in a workspace. Wakes it."),
+    Entry(
+        "kill",
+        "running:kill",
+        "End a command or terminal and everything it started; or, with --signal, only send it a signal.",
+    ),
     Entry("cp", "copy:cp", "Copy a file or a whole directory into a workspace or out of it."),
     Entry("watch", "watch:watch", "Say what changes in a directory of a workspace, as it happens, until Ctrl-C."),
     Entry(

@@ -49,6 +49,11 @@ def otel_settings() -> OtelSettings:
     return OtelSettings(exporters, protocol, named)
 
 
+def terminal_kind() -> str | None:
+    """What the terminal that a command runs at understands, for terminfo(5)."""
+    return os.environ.get("TERM")
+
+
 class Settings(BaseModel):
     """Everything an operator can set: what is given, else what the environment says, else the default. Immutable.
 

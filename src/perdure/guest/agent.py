@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.wire.guest.mux import Event
 
 
-_EXEC_OPS = frozenset((Op.EXEC, Op.ATTACH, Op.SIGNAL, Op.KILL, Op.LIST_EXECS))
+_EXEC_OPS = frozenset((Op.EXEC, Op.PTY, Op.ATTACH, Op.RESIZE, Op.SIGNAL, Op.KILL, Op.LIST_EXECS))
 _FILE_OPS = OPERATIONS
 
 USAGE = """options, for tests only; a workspace needs none:

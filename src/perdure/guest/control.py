@@ -243,7 +243,8 @@ class Control:
     # ---------------------------------------------------------------------------------------------------- machine
 
     def _ping(self, _request: dict[str, Any], reply: Reply) -> None:
-        reply({"ok": True, "cpu_us": self._world.work_us(), "running": len(self._execs.running_ids())})
+        running, waiting = len(self._execs.running_ids()), self._execs.at_prompt()
+        reply({"ok": True, "cpu_us": self._world.work_us(), "running": running, "at_prompt": waiting})
 
     def _in_worker(self, work: Callable[[Talk], None], reply: Reply, *, root: str = "") -> None:
         answered = False

@@ -86,7 +86,7 @@ class Attachment:
         return command.spools[sub].end - self.offsets[sub]
 
 
-class _Stdin:
+class Stdin:
     """Bytes on their way into a command, which takes them when it likes."""
 
     def __init__(self, loop: Loop, fd: int, taken: Callable[[int, int], None]) -> None:
@@ -118,7 +118,7 @@ class _Stdin:
                 if not self._loop.watches(self._fd):
                     self._loop.add(self._fd, WRITE, self._flush)
                 return
-            except BrokenPipeError:
+            except OSError:  # nobody reads it any more
                 self.close()
                 return
             self._taken(stream, sent)
@@ -169,7 +169,7 @@ class Command:
         self._pidfd = -1
         self._status = -1
         self._told = b""
-        self._stdin: _Stdin | None = None
+        self._stdin: Stdin | None = None
         self._oom_before = 0
         self._taken: Callable[[int, int], None] = lambda _stream, _count: None
 
@@ -191,12 +191,9 @@ class Command:
             raise
         for fd in theirs:
             os.close(fd)
-        self._pipes = {Sub.STDOUT: ours[0], Sub.STDERR: ours[1]}
-        self._status = ours[2]
         for fd in ours:
             os.set_blocking(fd, False)
-        if len(ours) == 4:
-            self._stdin = _Stdin(self._loop, ours[3], taken)
+        self._take(ours)
         self._loop.add(self._status, READ, self._on_status)
         self._loop.add(self._pidfd, READ, self._on_exit)
         for sub in self._pipes:
@@ -217,6 +214,13 @@ class Command:
             theirs.append(far)
         if stdin_write >= 0:
             ours.append(stdin_write)
+
+    def _take(self, ours: list[int]) -> None:
+        """Remember which is which of what ``_open_pipes`` made."""
+        self._pipes = {Sub.STDOUT: ours[0], Sub.STDERR: ours[1]}
+        self._status = ours[2]
+        if len(ours) == 4:
+            self._stdin = Stdin(self._loop, ours[3], self._taken)
 
     def _watch(self, sub: int) -> None:
         fd = self._pipes.get(sub, -1)
@@ -280,11 +284,14 @@ class Command:
         if self.exited is not None:
             return
         for sub, fd in self._pipes.items():
-            lag = max((attachment.lag(self, sub) for attachment in (*self.attachments.values(), *self._away)), default=0)
-            if lag <= _LAG_MAX:
+            if self._lag(sub) <= _LAG_MAX:
                 self._watch(sub)
             else:
                 self._loop.remove(fd)
+
+    def _lag(self, sub: int) -> int:
+        """Bytes by which the readers that the command waits for are behind."""
+        return max((attachment.lag(self, sub) for attachment in (*self.attachments.values(), *self._away)), default=0)
 
     # ------------------------------------------------------------------------------------------------------ input
 
@@ -346,6 +353,11 @@ class Command:
             except ProcessLookupError:
                 pass  # between fork and setsid, or a zombie that is reaped in a moment
 
+    def resize(self, rows: object, cols: object) -> bool:
+        """Tell its terminal a new size. False for a command that has none; raises ValueError for a size that is none."""
+        del rows, cols
+        return False
+
     def kill(self, why: str) -> None:
         """SIGTERM to all its processes, SIGKILL to those that are left after the grace. Works on leftovers of an ended one."""
         if self._end_wanted is None and self.exited is None:
@@ -381,7 +393,10 @@ class Command:
         if sub in self._pipes:
             fd = self._pipes.pop(sub)
             self._loop.remove(fd)
-            Sink(self._loop, fd)
+            self._let_go(fd)
+
+    def _let_go(self, fd: int) -> None:
+        Sink(self._loop, fd)
 
     def _verdict(self, code: int) -> dict[str, Any]:
         number = -code if code < 0 else None
@@ -412,9 +427,14 @@ class Command:
             return f"It wrote nothing for its limit of {self._spec['idle_limit_s']:g} s and was stopped."
         return "It was killed on request."
 
+    @property
+    def is_at_prompt(self) -> bool:
+        """Whether it only waits for somebody to come and type."""
+        return False
+
     def is_of(self, spec: dict[str, Any]) -> bool:
-        """Whether a request asks for this very command."""
-        return self._spec == spec
+        """Whether a request asks for this very command, whoever asks."""
+        return {**self._spec, "trace": None} == {**spec, "trace": None}
 
     def info(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,7 @@ import signal
 import struct
 
 from perdure.guest import linux
+from perdure.wire.guest.ops import Op
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ PID = struct.Struct("<i")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+_TTY_GROUP = 5  # on every Linux, and what devpts is mounted with
 
 
 class CannotStart(Exception):
@@ -90,7 +92,7 @@ def become(world: int, request: dict[str, Any], status: int) -> NoReturn:
     """
     try:
         os.write(status, PID.pack(os.getpid()))
-        _enter(world, request["cgroup"] is not None)
+        _enter(world, request["cgroup"] is not None, on_terminal=request["spec"].get("op") == Op.PTY)
         _execute(request["spec"], request["environment"])
     except CannotStart as cannot:
         _tell(status, cannot.code, cannot.detail)
@@ -104,8 +106,10 @@ def _tell(status: int, code: int, detail: str) -> None:
     os.write(status, json.dumps({"code": code, "detail": detail[:2000]}).encode())
 
 
-def _enter(world: int, grouped: bool) -> None:
+def _enter(world: int, grouped: bool, *, on_terminal: bool) -> None:
     os.setsid()
+    if on_terminal:
+        linux.take_terminal(0)
     _ordinary_oom_score()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
         signal.signal(number, signal.SIG_DFL)
@@ -120,17 +124,29 @@ def _execute(spec: dict[str, Any], environment: dict[str, str]) -> None:
     env = {**environment, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     if spec.get("trace"):
         env["TRACEPARENT"] = spec["trace"]
+    shell = spec.get("shell")
+    is_terminal = spec.get("op") == Op.PTY
+    if is_terminal:
+        env["TERM"] = "xterm-256color"
+        os.fchown(0, account.uid, _TTY_GROUP)  # programs open it again by its name
     env.update(spec.get("env") or {})
     os.setgroups(account.groups)
     os.setgid(account.gid)
     os.setuid(account.uid)
     _change_directory(spec.get("cwd"), account.home)
-    shell = spec.get("shell")
+    if is_terminal and shell is None and spec.get("argv") is None:
+        _log_in(account.shell, env)
     if shell is not None:
         for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
             _try_exec(path, [os.path.basename(path), "-c", shell], env)
         raise CannotStart(NOT_FOUND, "The workspace has no shell: neither /bin/bash nor /bin/sh can be executed.")
     _exec_found(list(spec["argv"]), env)
+
+
+def _log_in(shell: str, env: dict[str, str]) -> None:
+    for path in (shell, "/bin/bash", "/bin/sh"):
+        _try_exec(path, [f"-{os.path.basename(path)}"], env)  # the dash is how a shell knows that it is a login
+    raise CannotStart(NOT_FOUND, f"The workspace has no shell: neither {shell} nor /bin/sh can be executed.")
 
 
 def _ordinary_oom_score() -> None:

@@ -41,6 +41,8 @@ _RB_AUTOBOOT = 0x0123_4567
 _RNDADDENTROPY = 0x4008_5203
 _RNDRESEEDCRNG = 0x5207
 _FIFREEZE = 0xC004_5877
+_TIOCSCTTY = 0x540E
+_TIOCSWINSZ = 0x5414
 
 # PyDLL keeps the interpreter's lock during a call: a clone must not return in a child that has lost it.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -135,6 +137,16 @@ def freeze_files(path: str) -> None:
         fcntl.ioctl(fd, _FIFREEZE, 0)
     finally:
         os.close(fd)
+
+
+def take_terminal(fd: int) -> None:
+    """Make a terminal the controlling one of the caller's new session."""
+    fcntl.ioctl(fd, _TIOCSCTTY, 0)
+
+
+def set_terminal_size(fd: int, rows: int, cols: int) -> None:
+    """Its foreground processes get SIGWINCH, if it changed."""
+    fcntl.ioctl(fd, _TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
 
 
 def power_off() -> None:

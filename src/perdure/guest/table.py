@@ -21,6 +21,14 @@ _LOST = {"ev": "exited", "end": "lost", "code": None, "signal": None, "run_ms": 
 _LOST_DETAIL = "The agent that watched it ended; whether the command did its work is unknown."
 
 
+def _kind(spec: dict[str, Any]) -> type[Command]:
+    if spec["op"] != Op.PTY:
+        return Command
+    from perdure.guest.terminal import Terminal  # few workspaces ever have one
+
+    return Terminal
+
+
 class ExecTable:
     """Running and remembered commands by id. An id is used once, so that a start that is tried again never runs twice."""
 
@@ -46,6 +54,10 @@ class ExecTable:
     def running_ids(self) -> list[str]:
         return list(self._running)
 
+    def at_prompt(self) -> list[str]:
+        """Shells on terminals where nobody is and nothing runs: no reason to keep the workspace awake."""
+        return [exec_id for exec_id, command in self._running.items() if command.is_at_prompt]
+
     def lost_ids(self) -> list[str]:
         return list(self._lost)
 
@@ -60,7 +72,7 @@ class ExecTable:
         exec_id = request.get("exec_id")
         if not isinstance(exec_id, str) or not exec_id.replace("_", "").replace("-", "").isalnum():
             self._mux.reset(stream, Code.INVALID, "A command's id has letters, digits, dashes and underscores.")
-        elif op == Op.EXEC:
+        elif op in (Op.EXEC, Op.PTY):
             self._exec(stream, exec_id, request)
         elif exec_id not in self._running and exec_id not in self._finished and exec_id not in self._lost:
             self._mux.reset(
@@ -83,8 +95,11 @@ class ExecTable:
             self._mux.reset(stream, Code.BUSY, f"{EXECS_MAX} commands are running; wait for one of them or kill one.")
             return
         try:
-            command = Command(self._loop, self._world, spec, self._on_ended)
+            command = _kind(spec)(self._loop, self._world, spec, self._on_ended)
             command.start(self.environment, self._mux.consumed)
+        except ValueError as error:
+            self._mux.reset(stream, Code.INVALID, str(error))
+            return
         except OSError as error:
             self._mux.reset(stream, Code.FAILED, f"The command cannot be started: {error}.")
             return
@@ -119,12 +134,25 @@ class ExecTable:
                 return
             if command is not None:
                 command.signal(number)
+        elif request["op"] == Op.RESIZE:
+            if not self._resize(stream, command, request):
+                return
         elif command is not None:
             command.kill("killed")
         else:
             self._lost[exec_id].kill()
         self._mux.accept(stream)
         self._mux.eof(stream)
+
+    def _resize(self, stream: int, command: Command | None, request: dict[str, Any]) -> bool:
+        try:
+            if command is None or not command.resize(request.get("rows"), request.get("cols")):
+                self._mux.reset(stream, Code.CONFLICT, f"The command {request['exec_id']} has no terminal.")
+                return False
+        except ValueError as error:
+            self._mux.reset(stream, Code.INVALID, str(error))
+            return False
+        return True
 
     def _list(self, stream: int) -> None:
         infos = [command.info() for command in (*self._finished.values(), *self._running.values())]

@@ -85,7 +85,8 @@ class WakeReport:
 
 @dataclass(frozen=True, slots=True)
 class LinkActivity:
-    """What of a guest is in use. ``open_execs`` counts attached commands, ``running_execs`` all that run, watched or not."""
+    """What of a guest is in use. ``open_execs`` counts attached commands, ``running_execs`` all that run, watched or not, but for
+    shells on terminals where nobody is and nothing runs (ADR 27)."""
 
     open_execs: int
     running_execs: int
@@ -131,6 +132,7 @@ class GuestLink(GuestProgram):
         self._wake_request: WakeRequest | None = None
         self._clock_bounds: tuple[int, int] | None = None
         self._running: set[ExecId] = set()
+        self._at_prompt: set[ExecId] = set()  # of these, shells that waited for somebody to come, at the last ping
         self._recovery: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._retired = False
@@ -370,7 +372,10 @@ class GuestLink(GuestProgram):
     async def cpu_s(self) -> float:
         """CPU seconds that users' processes have used, of the commands of which something is left: whether anything can have
         changed by itself. A guest that is merely frozen and thawed again answers the same."""
-        return integer((await self._call({"op": Call.PING})).get("cpu_us")) / 1e6
+        reply = await self._call({"op": Call.PING})
+        waiting = reply.get("at_prompt")
+        self._at_prompt = {ExecId(item) for item in waiting if isinstance(item, str)} if isinstance(waiting, list) else set()
+        return integer(reply.get("cpu_us")) / 1e6
 
     async def sync(self, deadline_s: float = 60.0, *, drop_caches_over: int | None = None) -> int:
         """Flush every file system of the guest to its disks, then drop its page cache if that is larger than so many bytes.
@@ -434,7 +439,7 @@ class GuestLink(GuestProgram):
         busy = sum(self._open.values())
         return LinkActivity(
             open_execs=self._open["exec"],
-            running_execs=len(self._running),
+            running_execs=len(self._running - self._at_prompt),
             open_streams=self._open["stream"],
             open_outbound=self._open["outbound"],
             idle_for_s=0.0 if busy else time.monotonic() - self._last_activity,
@@ -452,6 +457,9 @@ class GuestLink(GuestProgram):
 
     def _note_ended(self, exec_id: ExecId) -> None:
         self._running.discard(exec_id)
+
+    def _note_watched(self, exec_id: ExecId) -> None:
+        self._at_prompt.discard(exec_id)
 
 
 def _sentences(value: object) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Asking(ABC):
         self, request: dict[str, Any], kind: Literal["exec", "stream"] = "stream"
     ) -> tuple[LinkStream, dict[str, Any]]:
         with tracing.span(f"guest.{request['op']}", perdure__exec=request.get("exec_id")):
-            if request["op"] == Op.EXEC and (trace := tracing.traceparent()):
+            if request["op"] in (Op.EXEC, Op.PTY) and (trace := tracing.traceparent()):
                 request = {**request, "trace": trace}  # of the call, not of the command: a repetition is the same command
             stream = await self._open_stream(request)
             self._count(stream, kind)

@@ -15,7 +15,7 @@ from perdure.core.ids import ExecId
 from perdure.machines.guestlink_stream import LinkStream, clean
 from perdure.wire.guest import Event, EventKind
 from perdure.wire.guest.ops import Sub
-from perdure.wire.node import ExecEnd, ExecEvent, ExecExited, ExecInfo, ExecOutput, ExecStarted
+from perdure.wire.node import ExecEnd, ExecEvent, ExecExited, ExecInfo, ExecOutput, ExecStarted, PtySize
 
 #: Opens the command's stream again from (stdout, stderr) offsets, waiting for the link; raises when the link is gone for good.
 Reattach = Callable[[int, int], Awaitable[LinkStream]]
@@ -48,7 +48,7 @@ def exited_of(exec_id: ExecId, message: dict[str, Any]) -> ExecExited:
 
 def info_of(value: dict[str, Any]) -> ExecInfo:
     """A guest's row about a command. Raises MachineFailed when it is not one."""
-    exec_id, exited = value.get("exec_id"), value.get("exited")
+    exec_id, exited, pty = value.get("exec_id"), value.get("exited"), value.get("pty")
     if not isinstance(exec_id, str):
         raise MachineFailed("The workspace's agent listed something that is no command.")
     return ExecInfo(
@@ -59,6 +59,7 @@ def info_of(value: dict[str, Any]) -> ExecInfo:
         exited=exited_of(ExecId(exec_id), exited) if isinstance(exited, dict) else None,
         stdout_bytes=integer(value.get("stdout_bytes")),
         stderr_bytes=integer(value.get("stderr_bytes")),
+        pty=PtySize(integer(pty.get("rows")), integer(pty.get("cols"))) if isinstance(pty, dict) else None,
     )
 
 
@@ -88,6 +89,7 @@ class LinkExec:
         self._offsets = {Sub.STDOUT: offsets[0], Sub.STDERR: offsets[1]}
         self._gaps = {Sub.STDOUT: 0, Sub.STDERR: 0}
         self._closed = False
+        self._ended = False
 
     async def events(self) -> AsyncIterator[ExecEvent]:
         """ExecStarted (not for a command that could not start), output in order per stream, then one ExecExited."""
@@ -109,6 +111,7 @@ class LinkExec:
             elif message.get("ev") == "gap":
                 self._gap(message)
             elif message.get("ev") == "exited":
+                self._ended = True
                 await self._stream.close_write()
                 self._on_exited()
                 yield exited_of(self.exec_id, message)
@@ -147,10 +150,12 @@ class LinkExec:
         """Queue bytes for the command; what it does not read before it ends is dropped."""
         if not self._takes_stdin:
             raise Conflict("The command was started without stdin.", hint="Start it with stdin=True.")
-        await self._stream.write(data)
+        if not self._ended:
+            await self._stream.write(data)
 
     async def close_stdin(self) -> None:
-        await self._stream.message({"ev": "stdin_end"})
+        if not self._ended:
+            await self._stream.message({"ev": "stdin_end"})
 
     async def close(self) -> None:
         """Detach; the command goes on, and gets what was written before."""

@@ -6,12 +6,14 @@ from perdure.core.errors import PerdureError
 from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommandHandle
 from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
+from perdure.sdk._async.pty import AsyncPty
 from perdure.sdk._async.workspace import AsyncWorkspace
 from perdure.sdk._core import CommandResult, Output
 from perdure.sdk._invoke import InvokeEvent, InvokeResult
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import CommandHandle
 from perdure.sdk._sync.programs import Invocation, Program
+from perdure.sdk._sync.pty import Pty
 from perdure.sdk._sync.workspace import Workspace
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, TransferMismatch
 from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo, WorkspaceInfo
@@ -21,6 +23,7 @@ __all__ = [
     "AsyncCommandHandle",
     "AsyncInvocation",
     "AsyncProgram",
+    "AsyncPty",
     "AsyncWorkspace",
     "CallTimedOut",
     "Client",
@@ -35,6 +38,7 @@ __all__ = [
     "Output",
     "PerdureError",
     "Program",
+    "Pty",
     "ResumeReport",
     "ServerUnreachable",
     "SnapshotInfo",

@@ -362,6 +362,50 @@ class Follower:
         )
 
 
+class PtyFollower:
+    """Follows one terminal across broken connections."""
+
+    def __init__(self, ref: str, exec_id: str, offset: int) -> None:
+        self.ref = ref
+        self.exec_id = exec_id
+        self.offset = offset
+        self.lost = 0
+        self.outcome: public.ExecOutcome | None = None
+        self._generation: int | None = None
+        self._breaks = 0
+
+    def path(self) -> str:
+        """Where to connect: at the byte where it broke, and not to a workspace that has slept meanwhile."""
+        query = query_of({"stdout_offset": self.offset, "generation": self._generation})
+        return Call("GET", workspace_path(self.ref, "execs", self.exec_id, "ws"), query).url
+
+    def opened(self, headers: Mapping[str, str]) -> None:
+        self._generation = int(headers[public.GENERATION_HEADER])
+
+    def take(self, message: str | bytes) -> bytes:
+        """One message: what is new of the output, or b"". Raises the error that ended the connection."""
+        self._breaks = 0
+        if isinstance(message, str):
+            event = public.ExecEvent.model_validate_json(message)
+            if event.type == "error":
+                raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+            self.outcome = event.outcome if event.type == "exited" else None
+            return b""
+        _, offset, data = public.unpack_output(message)
+        self.lost += max(0, offset - self.offset)
+        fresh = data[max(0, self.offset - offset) :]
+        self.offset = max(self.offset, offset + len(data))
+        return fresh
+
+    def broke(self, error: PerdureError) -> float:
+        """Seconds to wait before it is connected to again; raises ``error`` when that is pointless."""
+        self._breaks += 1
+        again = error.code in {"connection_lost", "unavailable", "server_unreachable", "busy"}
+        if not again or self._generation is None or self._breaks > RECONNECTS:
+            raise error
+        return delay_s(self._breaks)
+
+
 class Collector:
     """Keeps what a command wrote, up to a limit per stream, and decodes it for callbacks without cutting characters."""
 

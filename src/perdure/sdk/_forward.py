@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from perdure.core.errors import InvalidRequest, PerdureError
-from perdure.sdk._core import CONNECT_TIMEOUT_S, Target, unreachable, workspace_path
-from perdure.sdk.errors import rebuild
+from perdure.sdk._core import Target, workspace_path
+from perdure.sdk._sockets import open_websocket
 
 EOF = "eof"
-#: The handshake waits for the workspace to be awake.
-OPEN_TIMEOUT_S = 180.0
 
 
 class AsyncForward:
@@ -74,7 +71,7 @@ class AsyncForward:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with await self._open() as websocket:
+            async with await open_websocket(self._target, self._path) as websocket:
                 await _pump(reader, writer, websocket)
         except PerdureError as error:
             self.last_error = error
@@ -82,32 +79,6 @@ class AsyncForward:
                 self.on_error(error)
         except (ConnectionClosed, ConnectionError):
             pass
-
-    async def _open(self) -> ClientConnection:
-        uri = self._target.websocket_url + self._path
-        options: dict[str, Any] = {
-            "additional_headers": self._target.headers,
-            "compression": None,
-            "max_size": None,
-            "open_timeout": OPEN_TIMEOUT_S,
-            "close_timeout": CONNECT_TIMEOUT_S,
-        }
-        try:
-            if self._target.socket is not None:
-                return await unix_connect(str(self._target.socket), uri, **options)
-            return await connect(uri, proxy=None, **options)
-        except InvalidStatus as error:
-            raise _refusal(error) from error
-        except (OSError, WebSocketException) as error:
-            raise unreachable(self._target, str(error)) from error
-
-
-def _refusal(error: InvalidStatus) -> PerdureError:
-    try:
-        answer = json.loads(error.response.body or b"")
-    except ValueError:
-        answer = None
-    return rebuild(answer, error.response.status_code)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, websocket: ClientConnection) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from perdure.core import metrics
 from perdure.core.errors import AlreadyExists, Forgotten, KeyReused, NotFound, PerdureError
 from perdure.core.ids import ExecId, TenantId, WorkspaceId
 from perdure.db.database import Database
@@ -72,11 +74,11 @@ class KeyedExecs:
     """Starts commands for keys."""
 
     def __init__(self, store: ExecKeyStore) -> None:
-        self._store = store
+        self.store = store
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def start(self, awake: Awake, spec: ExecSpec, key: str) -> ExecHandle:
-        """Start the command, or attach to the one that the key stands for.
+    async def start(self, awake: Awake, spec: ExecSpec, key: str, check: Callable[[], None] | None = None) -> ExecHandle:
+        """Start the command, or attach to the one that the key stands for. ``check`` may refuse, by raising, what would run anew.
 
         Raises KeyReused when that is another one, Forgotten when it was started and nobody knows any more what became of it.
         """
@@ -84,9 +86,9 @@ class KeyedExecs:
         wanted = ExecKey(workspace.tenant_id, workspace.id, key, spec.exec_id, _digest(spec), workspace.generation)
         turn = self._turns.setdefault((workspace.id, key), asyncio.Lock())
         async with turn:  # who comes second attaches to what the first has started by then
-            known = await self._store.claim(wanted)
+            known = await self.store.claim(wanted)
             if known is None:
-                return await self._start(awake, spec, wanted)
+                return await self._start(awake, spec, wanted, check)
         if known.digest != wanted.digest:
             raise KeyReused(f"The idempotency key {key!r} was used for another command in {workspace.name!r}.")
         try:
@@ -94,15 +96,19 @@ class KeyedExecs:
         except NotFound as error:
             raise _forgotten(known, workspace.generation) from error
 
-    async def _start(self, awake: Awake, spec: ExecSpec, claimed: ExecKey) -> ExecHandle:
+    async def _start(self, awake: Awake, spec: ExecSpec, claimed: ExecKey, check: Callable[[], None] | None) -> ExecHandle:
         try:
-            return await awake.guest.start_exec(spec)
+            if check is not None:
+                check()
+            handle = await awake.guest.start_exec(spec)
         except AlreadyExists:  # the guest remembers longer than a key counts
             return await awake.guest.attach_exec(spec.exec_id)
         except PerdureError as error:
             if not error.ambiguous:
-                await self._store.release(claimed)
+                await self.store.release(claimed)
             raise
+        metrics.EXECS.add()
+        return handle
 
 
 def _digest(spec: ExecSpec) -> bytes:

@@ -338,6 +338,7 @@ class Liar:
         self.muxes: dict[ChannelName, Mux] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.hello: dict[str, Any] = {"ok": True, "protocol": PROTOCOL, "wall_ns": 0, "instance": "x", "boot_id": "b"}
+        self.answer: dict[str, Any] = {"ok": True}  # to all other calls
         self.silent = False
         self.writers: dict[ChannelName, asyncio.StreamWriter] = {}
         self.heard: dict[str, asyncio.Queue[int]] = {EventKind.OPEN: asyncio.Queue(), EventKind.RESET: asyncio.Queue()}
@@ -357,7 +358,7 @@ class Liar:
         while data := await reader.read(65536):
             for event in mux.receive(data):
                 if event.kind == EventKind.CALL and not self.silent:
-                    mux.reply(event.stream, self.hello if event.value.get("op") == "hello" else {"ok": True})
+                    mux.reply(event.stream, self.hello if event.value.get("op") == "hello" else self.answer)
                 elif event.kind in (EventKind.OPEN, EventKind.RESET):
                     self.heard[event.kind].put_nowait(event.stream)
             self.flush(channel)

@@ -21,6 +21,7 @@ from perdure.access.shares import ShareService
 from perdure.api.server import ApiServer
 from perdure.core.config import Settings
 from perdure.core.scopes import KeyScope
+from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
 from tests.fakes.control_plane import ControlPlane, control_plane
 from tests.fakes.workspaces import KEY, fake_services
 
@@ -71,6 +72,7 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
             audit = Audit(plane.database, plane.clock, "test", settings.audit_keep_days)
             shares = ShareService(plane.database, b"k" * 32)
             real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
+            real["keyed_execs"] = KeyedExecs(StoredExecKeys(plane.database))
             services = replace(fake_services(settings, access)[0], **real)
             server = ApiServer(services)
             await server.start()

@@ -258,18 +258,6 @@ def test_exec_detached_and_attached(perdure: Run, server: FakeServer) -> None:
     assert server.workspaces.world("demo").commands[exec_id].exited is None
 
 
-def test_exec_with_a_key_runs_once(perdure: Run, server: FakeServer) -> None:
-    perdure("create demo")
-    first = perdure("exec --json --idempotency-key k demo echo hi").json
-    assert perdure("exec --json demo --idempotency-key k echo hi").json == first
-    assert perdure("exec --idempotency-key k demo echo hi").out == "hi\n"
-    other = perdure("exec --json --idempotency-key k demo echo ho")
-    assert (other.code, other.error["code"]) == (125, "idempotency_key_reused")
-    server.workspaces.world("demo").commands.clear()
-    gone = perdure("exec --json --idempotency-key k demo echo hi")
-    assert (gone.code, gone.error["code"], gone.error["ambiguous"]) == (125, "forgotten", True)
-
-
 def test_exec_tells_when_waking_lost_something(perdure: Run, server: FakeServer) -> None:
     perdure("create demo")
     perdure("sleep demo")

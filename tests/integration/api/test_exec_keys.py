@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
+from perdure.core.errors import Forgotten, KeyReused
 from perdure.core.ids import keyed_exec
+from perdure.wire.node import ExecSpec
+from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
 from tests.fakes.control_plane import CTX
 from tests.integration.api.stage import Stage, stage
 
@@ -20,6 +24,7 @@ WEEK_S = 7 * 86400
 @pytest.fixture
 async def staged() -> AsyncIterator[Stage]:
     async with stage() as made:
+        made.http.timeout = httpx2.Timeout(120)  # a busy host is no failure
         made.http.headers["authorization"] = f"Bearer {await made.key('operate')}"
         yield made
 
@@ -80,14 +85,21 @@ async def test_after_a_rewind_to_before_it_the_answer_is_gone_and_not_a_second_r
     assert ran(staged, workspace.id) == []
 
 
-async def test_a_crash_of_the_server_in_between_changes_nothing(staged: Stage) -> None:
-    """The machine died with it, and what it wakes from is older than the command."""
+async def test_a_crash_of_server_and_machine_in_between_is_no_second_run(staged: Stage) -> None:
+    """What it wakes from is older than the command, and the process that had started it is gone."""
     workspace, _ = await staged.plane.create("demo")
     assert (await post(staged, "k")).status_code == 200
     await staged.plane.crash()
-    await staged.plane.restart()
-    found = await staged.plane.database.one("exec_keys.find", tenant_id=workspace.tenant_id, workspace_id=workspace.id, key="k")
-    assert found is not None and found["exec_id"] == keyed_exec(workspace.id, "k")
+    service = await staged.plane.restart()
+    keyed = KeyedExecs(StoredExecKeys(staged.plane.database))
+    spec = ExecSpec(keyed_exec(workspace.id, "k"), shell="echo hi")
+    async with service.awake(CTX, "demo") as awake:
+        assert awake.workspace.generation > 1
+        with pytest.raises(Forgotten):
+            await keyed.start(awake, spec, "k")
+        with pytest.raises(KeyReused):
+            await keyed.start(awake, replace(spec, shell="echo ho"), "k")
+    assert ran(staged, workspace.id) == []
 
 
 async def test_a_fork_is_another_workspace(staged: Stage) -> None:

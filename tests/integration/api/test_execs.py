@@ -83,6 +83,18 @@ def test_background_handle(demo: Workspace) -> None:
     assert [output.data for output in demo.commands.attach(handle.exec_id)] == [b"hello world"]
 
 
+def test_attaching_at_an_offset_goes_on_there(demo: Workspace) -> None:
+    handle = demo.commands.run("echo abc; warn de; echo fgh", background=True)
+    whole = handle.wait()
+    assert handle.offsets == {"stdout": 8, "stderr": 3}
+    rest = demo.commands.attach(handle.exec_id, stdout_offset=6, stderr_offset=1).wait()
+    assert (rest.stdout, rest.stderr, rest.exit_code, rest.truncated) == ("h\n", "e\n", 0, False)
+    done = demo.commands.attach(handle.exec_id, stdout_offset=8, stderr_offset=3)
+    assert list(done) == [] and done.outcome is not None and done.outcome.exit_code == whole.exit_code
+    with pytest.raises(InvalidRequest, match="not negative"):
+        demo.commands.attach(handle.exec_id, stdout_offset=-1)
+
+
 def test_stdin_larger_than_any_buffer_with_output_of_the_same_size(demo: Workspace) -> None:
     data = bytes(range(256)) * 20_000
 
@@ -221,9 +233,14 @@ class Cutter:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            threading.Thread(target=self._pass, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self._pass, args=(far, near, self._after if self.cuts == 0 else None), daemon=True).start()
+            threading.Thread(target=self._join, args=(near,), daemon=True).start()
+
+    def _join(self, near: socket.socket) -> None:
+        with near, socket.create_connection(("127.0.0.1", self._port)) as far:
+            there = threading.Thread(target=self._pass, args=(near, far, None), daemon=True)
+            there.start()
+            self._pass(far, near, self._after if self.cuts == 0 else None)
+            there.join()
 
     def _pass(self, source: socket.socket, sink: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
@@ -238,6 +255,8 @@ class Cutter:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

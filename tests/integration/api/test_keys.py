@@ -22,6 +22,7 @@ from tests.integration.api.stage import ROUTES, Stage, stage
 BODIES: dict[str, dict[str, Any]] = {
     "start_exec": {"json": {"argv": ["true"]}},
     "signal_exec": {"json": {"signal": 15}},
+    "resize_exec": {"json": {"rows": 24, "cols": 80}},
     "fork_workspace": {"json": {"count": 1}},
     "rewind_workspace": {"json": {"snapshot": "kept"}},
     "resize_workspace": {"json": {"disk_gib": 64}},
@@ -76,7 +77,7 @@ def absent(path: str) -> str:
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:
-    assert set(policy.NEEDS) == {*ROUTES, "tunnel", "proxy_port", "invoke_socket"}
+    assert set(policy.NEEDS) == {*ROUTES, "tunnel", "proxy_port", "invoke_socket", "exec_socket"}
     with pytest.raises(Forbidden, match="a defect in Perdure"):
         policy.check(OPERATOR, "forgotten")
 
@@ -138,8 +139,9 @@ async def test_an_admin_of_another_tenant_is_not_the_operator(staged: Stage) -> 
             assert error_of(response)["details"] == {"needs": "admin", "tenant": "ten_default"}
 
 
-async def test_tunnels_ask_for_the_scope_too(staged: Stage) -> None:
-    url = str(staged.http.base_url).replace("http", "ws").rstrip("/") + "/v1/workspaces/absent/tcp/80"
+@pytest.mark.parametrize("path", ["tcp/80", "execs/exe_1/ws"])
+async def test_tunnels_and_commands_ask_for_the_scope_too(staged: Stage, path: str) -> None:
+    url = str(staged.http.base_url).replace("http", "ws").rstrip("/") + f"/v1/workspaces/absent/{path}"
     for secret, status in ((await staged.key("read"), 403), (await staged.key("invoke"), 404), ("pdk_x", 401)):
         with pytest.raises(InvalidStatus) as caught:
             await connect(url, additional_headers={"authorization": f"Bearer {secret}"})

@@ -8,49 +8,39 @@ so after anything: the command is never run a second time, even when nobody know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
-from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from perdure.api import render
+from perdure.api import exec_streams, render
 from perdure.api.deps import Bundle, Call, awake_headers
-from perdure.api.services import Services
 from perdure.api.streams import EventSource, EventStream
 from perdure.core import ids, metrics
 from perdure.core.clock import epoch_ms
-from perdure.core.errors import AlreadyExists, InvalidRequest, NotFound, QuotaExceeded, StaleGeneration
+from perdure.core.errors import AlreadyExists, InvalidRequest, NotFound, QuotaExceeded
 from perdure.core.ids import ExecId
 from perdure.wire import node, public
-from perdure.workspaces.model import Awake, WorkspaceState
+from perdure.workspaces.model import Awake
 
 router = APIRouter(prefix="/workspaces/{ref}/execs", tags=["execs"])
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}, "model": public.ExecEvent}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/x-ndjson": {}, exec_streams.SSE: {}}, "model": public.ExecEvent}
+}
 
 IdempotencyKey = Annotated[
     str | None,
     Header(alias=public.IDEMPOTENCY_HEADER, min_length=1, max_length=255, description="Any text of the client's choice."),
 ]
 
-# Attachments that a stream of this server reads. Stdin goes through them, since an unread one would hold the command up.
-LiveHandles = dict[tuple[str, int, str], node.ExecHandle]
-
-
-class Follow(BaseModel):
-    """Where to go on."""
-
-    stdout_offset: int = Field(default=0, ge=0)
-    stderr_offset: int = Field(default=0, ge=0)
-    wait_s: float | None = Field(default=None, ge=0)
-    generation: int | None = Field(default=None, description="Refuse, and do not wake, if it is not running at this one.")
-
 
 @router.post("", response_class=EventStream, status_code=200, responses=_STREAM)
-async def start_exec(ref: str, body: public.StartExec, call: Call, idempotency_key: IdempotencyKey = None) -> Response:
+async def start_exec(
+    ref: str, body: public.StartExec, request: Request, call: Call, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Run a command; answers a stream of its events, or with ``background`` one ExecInfo as soon as it runs.
 
     With an idempotency key, of this workspace, the same command is never run twice: a repeated call attaches to it, raises 409
@@ -63,8 +53,9 @@ async def start_exec(ref: str, body: public.StartExec, call: Call, idempotency_k
         if body.background:
             info = await _background(awake, handle)
             return JSONResponse(info.model_dump(mode="json"), status_code=201, headers=awake_headers(awake))
-        _register(stack, call.exec_handles, awake, handle)
-        return EventStream(_source(handle, body.wait_s), stack.pop_all(), call.closing, awake_headers(awake))
+        exec_streams.register(stack, call.exec_handles, awake, handle)
+        form = exec_streams.format_for(request, exec_streams.Offsets())
+        return EventStream(_source(handle, body.wait_s), stack.pop_all(), call.closing, awake_headers(awake), form)
 
 
 @router.get("")
@@ -83,22 +74,34 @@ async def get_exec(ref: str, exec_id: str, response: Response, call: Call) -> pu
         return render.exec_info(await _find(awake.guest, exec_id), awake.workspace.generation)
 
 
-@router.get("/{exec_id}/output", response_class=EventStream, status_code=200, responses=_STREAM)
+@router.get(
+    "/{exec_id}/output",
+    response_class=EventStream,
+    status_code=200,
+    responses={**_STREAM, 204: {"description": "Last-Event-ID was that of the last event there will ever be."}},
+)
 async def follow_exec(
     ref: str,
     exec_id: str,
-    query: Annotated[Follow, Query()],
+    query: Annotated[exec_streams.Follow, Query()],
+    request: Request,
     call: Call,
-) -> EventStream:
-    """Attach to a command: its events from these byte offsets on, then live."""
-    if query.generation is not None:
-        await _same_generation(call, ref, query.generation)
+) -> Response:
+    """Attach to a command: its events from these byte offsets on, then live.
+
+    As NDJSON, or with ``Accept: text/event-stream`` as server-sent events, which a client takes up by ``Last-Event-ID``.
+    """
+    offsets = exec_streams.begin(request, query)
+    if offsets is None:
+        return Response(status_code=204)
+    await exec_streams.check_generation(call, ref, query.generation)
     async with AsyncExitStack() as stack:
         awake = await stack.enter_async_context(call.awake(ref))
-        handle = await awake.guest.attach_exec(ExecId(exec_id), query.stdout_offset, query.stderr_offset)
+        handle = await awake.guest.attach_exec(ExecId(exec_id), offsets.stdout, offsets.stderr)
         stack.push_async_callback(handle.close)
-        _register(stack, call.exec_handles, awake, handle)
-        return EventStream(_source(handle, query.wait_s), stack.pop_all(), call.closing, awake_headers(awake))
+        exec_streams.register(stack, call.exec_handles, awake, handle)
+        form = exec_streams.format_for(request, offsets)
+        return EventStream(_source(handle, query.wait_s), stack.pop_all(), call.closing, awake_headers(awake), form)
 
 
 @router.post("/{exec_id}/stdin", openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}}})
@@ -125,6 +128,15 @@ async def signal_exec(ref: str, exec_id: str, body: public.SignalExec, response:
     return public.Done()
 
 
+@router.post("/{exec_id}/resize")
+async def resize_exec(ref: str, exec_id: str, body: public.PtySize, response: Response, call: Call) -> public.Done:
+    """Tell a terminal its size; the same one again has the programs on it draw anew."""
+    async with call.awake(ref) as awake:
+        response.headers.update(awake_headers(awake))
+        await awake.guest.resize_exec(ExecId(exec_id), node.PtySize(body.rows, body.cols))
+    return public.Done()
+
+
 @router.post("/{exec_id}/kill")
 async def kill_exec(ref: str, exec_id: str, response: Response, call: Call) -> public.Done:
     """End everything the command started: SIGTERM, then SIGKILL after its grace."""
@@ -146,6 +158,7 @@ def _spec(body: public.StartExec, exec_id: ExecId) -> node.ExecSpec:
         run_limit_s=body.run_limit_s,
         idle_limit_s=body.idle_limit_s,
         kill_grace_s=body.kill_grace_s,
+        pty=None if body.pty is None else node.PtySize(body.pty.rows, body.pty.cols),
     )
 
 
@@ -186,26 +199,6 @@ async def _find(guest: node.Guest, exec_id: str) -> node.ExecInfo:
     )
 
 
-async def _same_generation(call: Bundle, ref: str, generation: int) -> None:
-    now = await call.workspaces.get(call.ctx, ref)
-    if now.generation != generation or now.state is not WorkspaceState.RUNNING:
-        raise StaleGeneration(
-            f"The command ran at generation {generation} of {now.name!r}, now {now.state.value} at {now.generation}.",
-            hint="Attach to it without a generation: that wakes the workspace and goes on if its memory was kept.",
-        )
-
-
-def _register(stack: AsyncExitStack, live: LiveHandles, awake: Awake, handle: node.ExecHandle) -> None:
-    key = (awake.workspace.id, awake.workspace.generation, handle.exec_id)
-    live[key] = handle
-
-    def forget() -> None:
-        if live.get(key) is handle:
-            del live[key]
-
-    stack.callback(forget)
-
-
 def _source(handle: node.ExecHandle, wait_s: float | None) -> EventSource:
     async def events() -> AsyncIterator[public.Answer]:
         async for event in handle.events():
@@ -221,7 +214,7 @@ def _source(handle: node.ExecHandle, wait_s: float | None) -> EventSource:
 
 
 @asynccontextmanager
-async def _writer(live: LiveHandles, awake: Awake, exec_id: str) -> AsyncIterator[node.ExecHandle]:
+async def _writer(live: exec_streams.LiveHandles, awake: Awake, exec_id: str) -> AsyncIterator[node.ExecHandle]:
     """An attachment to write stdin with: a stream's, or a new one whose output is read and dropped meanwhile."""
     key = (awake.workspace.id, awake.workspace.generation, exec_id)
     if key in live:

@@ -46,6 +46,11 @@ class AsyncCommandHandle:
         """How it ended, once an iteration or ``wait`` has seen it."""
         return self._follower.outcome
 
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Bytes of each stream that an iteration or ``wait`` has seen."""
+        return self._follower.offsets
+
     async def __aiter__(self) -> AsyncIterator[Output]:
         async with aclosing(self.follow(None)) as outputs:
             async for output in outputs:
@@ -190,8 +195,17 @@ class AsyncCommands:
             raise feeding.failure
         return result
 
-    def _start(self, cmd: str | Sequence[str], stdin: bool, background: bool, options: RunOptions) -> public.StartExec:
-        command: dict[str, Any] = {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
+    def _start(
+        self,
+        cmd: str | Sequence[str] | None,
+        stdin: bool,
+        background: bool,
+        options: RunOptions,
+        pty: public.PtySize | None = None,
+    ) -> public.StartExec:
+        command: dict[str, Any] = {} if cmd is None else {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
+        if pty is not None:
+            command["pty"] = pty
         key = _core.check_key(options.get("idempotency_key"))
         if key is not None and stdin:
             raise InvalidRequest(
@@ -201,6 +215,15 @@ class AsyncCommands:
         fields = {**command, **run_fields(options), "exec_id": exec_id, "stdin": stdin, "background": background}
         start: public.StartExec = _core.checked(public.StartExec, **fields)
         return start
+
+    async def start_pty(self, size: public.PtySize, cmd: str | Sequence[str] | None, options: RunOptions) -> public.ExecInfo:
+        """Start a command, or the login shell, on a terminal; for ``workspace.pty``."""
+        start = self._start(cmd, False, True, options, pty=size)
+        response = await self._workspace.client.request(
+            _core.start_exec(self._workspace.id, start, options.get("idempotency_key"))
+        )
+        self._workspace.note(response.headers)
+        return public.ExecInfo.model_validate_json(response.content)
 
     async def _background(self, start: public.StartExec, limit: int, key: str | None) -> AsyncCommandHandle:
         call = _core.start_exec(self._workspace.id, start.model_copy(update={"background": True}), key)
@@ -220,9 +243,14 @@ class AsyncCommands:
     async def get(self, exec_id: str) -> public.ExecInfo:
         return await self._workspace.fetch(_core.get(self._path(exec_id)), public.ExecInfo)
 
-    async def attach(self, exec_id: str) -> AsyncCommandHandle:
-        """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept."""
-        return self._handle(await self.get(exec_id), OUTPUT_LIMIT_BYTES)
+    async def attach(self, exec_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> AsyncCommandHandle:
+        """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept, or from
+        byte offsets on: a handle's ``offsets`` say how far it has read."""
+        if stdout_offset < 0 or stderr_offset < 0:
+            raise InvalidRequest("An output offset is not negative.")
+        handle = self._handle(await self.get(exec_id), OUTPUT_LIMIT_BYTES)
+        handle.offsets.update(stdout=stdout_offset, stderr=stderr_offset)
+        return handle
 
     connect = attach
 
@@ -232,6 +260,11 @@ class AsyncCommands:
 
     async def send_signal(self, exec_id: str, signal: int) -> None:
         await self._workspace.fetch(_core.post(self._path(exec_id, "signal"), {"signal": signal}), public.Done)
+
+    async def resize(self, exec_id: str, rows: int, cols: int) -> None:
+        """Tell the terminal of a command its size."""
+        size = _core.checked(public.PtySize, rows=rows, cols=cols)
+        await self._workspace.fetch(_core.post(self._path(exec_id, "resize"), size.model_dump(), repeatable=True), public.Done)
 
     async def send_stdin(self, exec_id: str, data: AsyncData, *, eof: bool = False) -> None:
         """Write to a command's stdin; with ``eof`` close it afterwards."""

@@ -16,6 +16,7 @@ from perdure.sdk._async.commands import AsyncCommands
 from perdure.sdk._async.files import AsyncFiles
 from perdure.sdk._async.ports import AsyncPorts
 from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
+from perdure.sdk._async.pty import AsyncPtys
 from perdure.sdk._core import Call
 from perdure.sdk._invoke import InvokeOptions, InvokeResult, invocation
 from perdure.sdk._options import CreateOptions, create_fields
@@ -44,6 +45,7 @@ class AsyncWorkspace:
         self.files = AsyncFiles(self)
         self.ports = AsyncPorts(self)
         self.program = AsyncProgram(self)
+        self.pty = AsyncPtys(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"

@@ -48,6 +48,11 @@ class CommandHandle:
         """How it ended, once an iteration or ``wait`` has seen it."""
         return self._follower.outcome
 
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Bytes of each stream that an iteration or ``wait`` has seen."""
+        return self._follower.offsets
+
     def __iter__(self) -> Iterator[Output]:
         with closing(self.follow(None)) as outputs:
             for output in outputs:
@@ -192,8 +197,17 @@ class Commands:
             raise feeding.failure
         return result
 
-    def _start(self, cmd: str | Sequence[str], stdin: bool, background: bool, options: RunOptions) -> public.StartExec:
-        command: dict[str, Any] = {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
+    def _start(
+        self,
+        cmd: str | Sequence[str] | None,
+        stdin: bool,
+        background: bool,
+        options: RunOptions,
+        pty: public.PtySize | None = None,
+    ) -> public.StartExec:
+        command: dict[str, Any] = {} if cmd is None else {"shell": cmd} if isinstance(cmd, str) else {"argv": list(cmd)}
+        if pty is not None:
+            command["pty"] = pty
         key = _core.check_key(options.get("idempotency_key"))
         if key is not None and stdin:
             raise InvalidRequest(
@@ -203,6 +217,13 @@ class Commands:
         fields = {**command, **run_fields(options), "exec_id": exec_id, "stdin": stdin, "background": background}
         start: public.StartExec = _core.checked(public.StartExec, **fields)
         return start
+
+    def start_pty(self, size: public.PtySize, cmd: str | Sequence[str] | None, options: RunOptions) -> public.ExecInfo:
+        """Start a command, or the login shell, on a terminal; for ``workspace.pty``."""
+        start = self._start(cmd, False, True, options, pty=size)
+        response = self._workspace.client.request(_core.start_exec(self._workspace.id, start, options.get("idempotency_key")))
+        self._workspace.note(response.headers)
+        return public.ExecInfo.model_validate_json(response.content)
 
     def _background(self, start: public.StartExec, limit: int, key: str | None) -> CommandHandle:
         call = _core.start_exec(self._workspace.id, start.model_copy(update={"background": True}), key)
@@ -222,9 +243,14 @@ class Commands:
     def get(self, exec_id: str) -> public.ExecInfo:
         return self._workspace.fetch(_core.get(self._path(exec_id)), public.ExecInfo)
 
-    def attach(self, exec_id: str) -> CommandHandle:
-        """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept."""
-        return self._handle(self.get(exec_id), OUTPUT_LIMIT_BYTES)
+    def attach(self, exec_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> CommandHandle:
+        """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept, or from
+        byte offsets on: a handle's ``offsets`` say how far it has read."""
+        if stdout_offset < 0 or stderr_offset < 0:
+            raise InvalidRequest("An output offset is not negative.")
+        handle = self._handle(self.get(exec_id), OUTPUT_LIMIT_BYTES)
+        handle.offsets.update(stdout=stdout_offset, stderr=stderr_offset)
+        return handle
 
     connect = attach
 
@@ -234,6 +260,11 @@ class Commands:
 
     def send_signal(self, exec_id: str, signal: int) -> None:
         self._workspace.fetch(_core.post(self._path(exec_id, "signal"), {"signal": signal}), public.Done)
+
+    def resize(self, exec_id: str, rows: int, cols: int) -> None:
+        """Tell the terminal of a command its size."""
+        size = _core.checked(public.PtySize, rows=rows, cols=cols)
+        self._workspace.fetch(_core.post(self._path(exec_id, "resize"), size.model_dump(), repeatable=True), public.Done)
 
     def send_stdin(self, exec_id: str, data: Data, *, eof: bool = False) -> None:
         """Write to a command's stdin; with ``eof`` close it afterwards."""

@@ -21,6 +21,7 @@ from perdure.sdk._sync.commands import Commands
 from perdure.sdk._sync.files import Files
 from perdure.sdk._sync.ports import Ports
 from perdure.sdk._sync.programs import Invocation, Program
+from perdure.sdk._sync.pty import Ptys
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
 
@@ -46,6 +47,7 @@ class Workspace:
         self.files = Files(self)
         self.ports = Ports(self)
         self.program = Program(self)
+        self.pty = Ptys(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"

@@ -28,7 +28,7 @@ class Call:
     QUIESCE = "quiesce"  # freeze the users' processes: {deadline_ms} → {frozen, waited_ms}
     THAW = "thaw"  # after a checkpoint: repair the clock, thaw: {host_ns} → {clock_step_ns, wall_ns}
     CLOCK = "clock"  # {host_ns} → {wall_ns}; with {step_ns}: step
-    PING = "ping"  # → {cpu_us, processes}
+    PING = "ping"  # → {cpu_us, running, at_prompt}, the last: ids of shells that wait for somebody to come and type
     SYNC = "sync"  # flush every file system; with {drop_caches_over}: drop a larger page cache → {dropped}, in bytes
     SETTLE = "settle"  # {commands, deadline_s, drop_caches} → {ran, idle}
     GROW_DISK = "grow_disk"  # the user's file system to the size of its disk → {bytes}
@@ -46,7 +46,9 @@ class Op:
     """Operations of the data channel, opened by the host."""
 
     EXEC = "exec"  # {trace}: a W3C traceparent, which the command finds in its environment as TRACEPARENT
+    PTY = "pty"  # exec on a pseudo-terminal of {rows, cols}; without argv and shell: the user's login shell
     ATTACH = "attach"
+    RESIZE = "resize"  # {exec_id, rows, cols}
     SIGNAL = "signal"
     KILL = "kill"
     LIST_EXECS = "list_execs"
@@ -140,6 +142,8 @@ FINISHED_BYTES = 8 * 1024 * 1024
 HOOKS_MAX = 32
 HOOK_OUTPUT_BYTES = 1000
 HOOK_OUTPUTS_BYTES = 6000
+#: Rows and columns of a terminal.
+TERMINAL_MAX = 4096
 #: Commands running at once.
 EXECS_MAX = 256
 PATH_MAX = 4096

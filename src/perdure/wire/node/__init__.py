@@ -41,6 +41,7 @@ from perdure.wire.node.guest import (
     ExecSpec,
     ExecStarted,
     Guest,
+    PtySize,
 )
 from perdure.wire.node.machines import (
     Confinement,
@@ -178,6 +179,7 @@ __all__ = [
     "ProgramSpec",
     "ProgramState",
     "ProgramStatus",
+    "PtySize",
     "Reading",
     "Reclaimed",
     "Restart",

@@ -32,8 +32,17 @@ class ByteStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PtySize:
+    """Of a pseudo-terminal, in characters."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecSpec:
-    """A command. Exactly one of ``argv`` and ``shell`` is set. Limits are seconds; None means none."""
+    """A command. Exactly one of ``argv`` and ``shell`` is set; with ``pty`` neither may be, for the user's login shell.
+    Limits are seconds; None means none."""
 
     exec_id: ExecId
     argv: tuple[str, ...] | None = None
@@ -45,6 +54,7 @@ class ExecSpec:
     run_limit_s: float | None = None
     idle_limit_s: float | None = None  # no output for this long
     kill_grace_s: float = 2.0  # SIGTERM to SIGKILL
+    pty: PtySize | None = None  # it runs on a pseudo-terminal: what it writes is all stdout, and it always has stdin
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ class ExecInfo:
     exited: ExecExited | None
     stdout_bytes: int
     stderr_bytes: int
+    pty: PtySize | None = None
 
 
 class Guest(FileOperations, Protocol):
@@ -119,7 +130,13 @@ class Guest(FileOperations, Protocol):
 
     async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> ExecHandle: ...
 
-    async def signal_exec(self, exec_id: ExecId, signal: int) -> None: ...
+    async def signal_exec(self, exec_id: ExecId, signal: int) -> None:
+        """To its process group; on a terminal to what runs in the foreground."""
+        ...
+
+    async def resize_exec(self, exec_id: ExecId, size: PtySize) -> None:
+        """Tell its terminal a new size; the same one again has programs draw anew. Raises Conflict when it has no terminal."""
+        ...
 
     async def kill_exec(self, exec_id: ExecId) -> None:
         """SIGTERM, then SIGKILL to everything in the command's cgroup."""

@@ -33,11 +33,16 @@ from perdure.wire.public.common import (
 from perdure.wire.public.execs import (
     ExecEvent,
     ExecInfo,
+    ExecInput,
     ExecList,
     ExecOutcome,
+    PtyInfo,
+    PtySize,
     SignalExec,
     StartExec,
     StdinWritten,
+    pack_output,
+    unpack_output,
 )
 from perdure.wire.public.files import (
     FileHash,
@@ -174,6 +179,7 @@ __all__ = [
     "ErrorInfo",
     "ExecEvent",
     "ExecInfo",
+    "ExecInput",
     "ExecList",
     "ExecOutcome",
     "FetchInfo",
@@ -204,6 +210,8 @@ __all__ = [
     "ProgramInfo",
     "ProgramSpecInfo",
     "PrunedImages",
+    "PtyInfo",
+    "PtySize",
     "PushSnapshot",
     "QuotaInfo",
     "QuotaLimits",
@@ -253,4 +261,6 @@ __all__ = [
     "WorkspaceState",
     "WorkspaceTree",
     "compile_all",
+    "pack_output",
+    "unpack_output",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -11,12 +12,39 @@ from pydantic import Field, model_validator
 from perdure.wire.node import ExecEnd
 from perdure.wire.public.common import Answer, Body, ErrorInfo, Seconds, Text
 
+#: How output travels in a WebSocket's binary messages: stream (1 stdout, 2 stderr), offset of the first byte, then the bytes.
+_OUTPUT = struct.Struct(">BQ")
+_STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
+
+
+def pack_output(stream: Literal["stdout", "stderr"], offset: int, data: bytes) -> bytes:
+    return _OUTPUT.pack(1 + _STREAMS.index(stream), offset) + data
+
+
+def unpack_output(message: bytes) -> tuple[Literal["stdout", "stderr"], int, bytes]:
+    """Raises ValueError for what is no output."""
+    if len(message) < _OUTPUT.size or not 1 <= message[0] <= len(_STREAMS):
+        raise ValueError("not a message with output")
+    number, offset = _OUTPUT.unpack_from(message)
+    return _STREAMS[number - 1], offset, message[_OUTPUT.size :]
+
+
+Lines = Annotated[int, Field(ge=1, le=4096)]
+
+
+class PtySize(Body):
+    """Of a terminal, in characters."""
+
+    rows: Lines = 24
+    cols: Lines = 80
+
 
 class StartExec(Body):
     """A command. ``wait_s`` is how long the call waits (the command goes on afterwards); the limits end the command.
 
     ``exec_id`` is chosen by the client (``exe_…``): a start repeated with the same id attaches to the command instead of
-    running it again, so that a lost connection never runs anything twice.
+    running it again, so that a lost connection never runs anything twice. With ``pty`` it runs on a terminal of that size: what
+    it writes is all stdout, it always has stdin, and without a command it is the user's login shell.
     """
 
     exec_id: Annotated[str, Field(pattern=r"^exe_[0-9a-z]{8,40}$")] | None = None
@@ -31,10 +59,11 @@ class StartExec(Body):
     run_limit_s: Seconds | None = None
     idle_limit_s: Seconds | None = None
     kill_grace_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
+    pty: PtySize | None = None
 
     @model_validator(mode="after")
     def _one_command(self) -> StartExec:
-        if (self.argv is None) == (self.shell is None):
+        if (self.argv is None) == (self.shell is None) and (self.argv is not None or self.pty is None):
             raise ValueError("give exactly one of 'argv' and 'shell'")
         if self.argv is not None and not self.argv[0]:
             raise ValueError("the command's first word is empty")
@@ -54,6 +83,13 @@ class ExecOutcome(Answer):
     run_s: float = 0.0
 
 
+class PtyInfo(Answer):
+    """The size of a terminal, in characters."""
+
+    rows: int
+    cols: int
+
+
 class ExecInfo(Answer):
     exec_id: str
     pid: int
@@ -63,6 +99,7 @@ class ExecInfo(Answer):
     stdout_bytes: int
     stderr_bytes: int
     generation: int
+    pty: PtyInfo | None = Field(default=None, description="Of a command on a terminal.")
 
 
 class ExecList(Answer):
@@ -93,6 +130,23 @@ class ExecEvent(Answer):
 
 class SignalExec(Body):
     signal: Annotated[int, Field(ge=1, le=64)]
+
+
+class ExecInput(Body):
+    """A text message to a WebSocket of a command; binary messages are its stdin. ``eof`` ends stdin, after what was sent."""
+
+    type: Literal["eof", "resize", "signal", "kill"]
+    rows: Lines | None = None
+    cols: Lines | None = None
+    signal: Annotated[int, Field(ge=1, le=64)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ExecInput:
+        if (self.type == "resize") != (self.rows is not None and self.cols is not None):
+            raise ValueError("'resize' has rows and cols, and nothing else has them")
+        if (self.type == "signal") != (self.signal is not None):
+            raise ValueError("'signal' has a signal, and nothing else has one")
+        return self
 
 
 class StdinWritten(Answer):
