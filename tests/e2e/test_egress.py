@@ -244,7 +244,7 @@ def test_a_workspace_sees_itself_and_nothing_else(opened: Workspace, closed: Wor
 
 
 def test_a_workspace_keeps_itself_awake_while_another_falls_asleep(live: Live) -> None:
-    pair = [live.workspace(name, idle_timeout_s=3.0, checkpoint_interval_s=0) for name in ("wakeful", "sleepy")]
+    pair = [live.workspace(name, idle_timeout_s=5.0, checkpoint_interval_s=0) for name in ("wakeful", "sleepy")]
     wakeful, sleepy = pair
     line = "curl -sS -X POST -H 'Content-Type: application/json' -d '{\"seconds\": 3600}' " + f"{API}/keep-awake"
     answered = json.loads(shell(wakeful, line))

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from perdure.access.model import Access
@@ -34,10 +33,10 @@ from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
 from perdure.workspaces.model import (
     Awake,
-    Configuration,
     Context,
     CreateWorkspace,
     DiskFate,
+    Idleness,
     JournalEntry,
     Kept,
     Recovery,
@@ -63,12 +62,14 @@ from tests.fakes.metering import FakeMetering, no_gauges
 from tests.fakes.quotas import FakeQuotas
 from tests.fakes.shares import FakeShares
 from tests.fakes.tenants import FakeTenants
+from tests.fakes.timers import FakeTimers
 
 CONFINEMENT = Confinement(Isolation.VM_EMULATED, True, True, True, True, True, True, False, {"readonly_base": "QEMU before 8.2"})
 KEY = "pdk_test-key"
+IDLE = Idleness(180.0, (), 720.0)  # of every one that is awake
 
 
-class FakeWorkspaces(FakeTenants):
+class FakeWorkspaces(FakeTenants, FakeTimers):
     """Commands of ``workspaces.model.Workspaces`` over worlds in memory. ``wakes`` counts wakes per name."""
 
     def __init__(self) -> None:
@@ -113,7 +114,8 @@ class FakeWorkspaces(FakeTenants):
         return self.rows[row.id]
 
     def _start(self, row: Workspace, memory: MemoryFate, **report: Any) -> tuple[Workspace, ResumeReport]:
-        row = self._put(row, state=WorkspaceState.RUNNING, fetching=None, generation=row.generation + 1, confinement=CONFINEMENT)
+        changes = {"state": WorkspaceState.RUNNING, "fetching": None, "idleness": IDLE, "confinement": CONFINEMENT}
+        row = self._put(row, **changes, generation=row.generation + 1)
         self.guests[row.id] = MemoryGuest(self.worlds[row.id], row.generation)
         self.reports[row.id] = ResumeReport(
             workspace_id=row.id,
@@ -145,6 +147,7 @@ class FakeWorkspaces(FakeTenants):
             raise NotFound(f"There is no image {spec.image!r}.", hint="Images: base.")
         if any(row.name == spec.name for row in self.rows.values()):
             raise AlreadyExists(f"A workspace named {spec.name!r} exists already.", hint="Choose another name.")
+        checks.check_long_sleep(spec.asleep_after_days, spec.asleep_action)
         if spec.memory_mib is not None and spec.memory_mib < 256:
             raise InvalidRequest(f"{spec.memory_mib} MiB are too little for the image 'base'.", hint="It needs 256 MiB.")
         row = self._row(WorkspaceId(self._mint("ws")), spec)
@@ -179,6 +182,8 @@ class FakeWorkspaces(FakeTenants):
             idle_timeout_s=900.0 if spec.idle_timeout_s is None else spec.idle_timeout_s,
             checkpoint_interval_s=60.0 if spec.checkpoint_interval_s is None else spec.checkpoint_interval_s,
             keep_snapshots=spec.keep_snapshots,
+            asleep_after_days=spec.asleep_after_days,
+            asleep_action=spec.asleep_action,
             egress_allow=spec.egress_allow,
             environment=spec.environment,
             metadata=spec.metadata,
@@ -219,7 +224,7 @@ class FakeWorkspaces(FakeTenants):
             return row, self.history[row.id][-1]
         snapshot = self._snapshot(row, SnapshotReason.HIBERNATE, None)
         self.guests.pop(row.id).broken.set()
-        row = self._put(row, state=WorkspaceState.HIBERNATED, head_snapshot_id=snapshot.id)
+        row = self._put(row, state=WorkspaceState.HIBERNATED, head_snapshot_id=snapshot.id, idleness=None)
         self._note(row, "hibernated", snapshot=snapshot.id)
         return row, snapshot
 
@@ -320,9 +325,6 @@ class FakeWorkspaces(FakeTenants):
         fate = MemoryFate.LOST if how in (Recovery.DISK_BOOT, Recovery.DAMAGED_DISK) else MemoryFate.KEPT
         return self._start(self.find_row(ref), fate, memory_reason="requested" if fate is MemoryFate.LOST else "")
 
-    async def keep_awake(self, ctx: Context, ref: str, seconds: float) -> Workspace:
-        return self._put(self.find_row(ref), keep_awake_until=MOMENT + timedelta(seconds=seconds))
-
     async def delete(self, ctx: Context, ref: str) -> None:
         row = self.find_row(ref)
         if guest := self.guests.pop(row.id, None):
@@ -348,15 +350,6 @@ class FakeWorkspaces(FakeTenants):
         }
         sizes = node.StoredSizes(one.memory_total_bytes + one.disk_total_bytes, one.memory_bytes)
         return SnapshotPlace(one, head, tuple(why for why, true in holds.items() if true), branches, (), sizes)
-
-    async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:
-        checks.check_configuration(change)
-        given = {name: value for name, value in change.given().items() if value is not None}
-        if change.keep_snapshots == "default":
-            given["keep_snapshots"] = None
-        row = self._put(self.find_row(ref), **given)
-        self._note(row, "configured", **given)
-        return row
 
     def _own(self, row: Workspace, ref: str) -> Snapshot:
         for one in self.history.get(row.id, []):

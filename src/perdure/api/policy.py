@@ -64,6 +64,7 @@ NEEDS: Mapping[str, Need] = {
     "resize_workspace": OPERATE,
     "recover_workspace": OPERATE,
     "keep_awake": INVOKE,
+    "wake_at": INVOKE,
     "resume_report": READ,
     "workspace_log": READ,
     "usage": READ,

@@ -15,7 +15,7 @@ from perdure.core.ids import TenantId
 from perdure.core.scopes import KeyScope
 from perdure.metering.usage import Amounts, Usage, total
 from perdure.wire import node, public
-from perdure.workspaces import model
+from perdure.workspaces import longsleep, model
 
 
 def text(value: str) -> str:
@@ -69,7 +69,18 @@ def workspace(value: model.Workspace) -> public.WorkspaceInfo:
         expires_at=value.expires_at,
         keep_snapshots=value.keep_snapshots,
         fetching=public.FetchInfo(read_bytes=coming.read_bytes, total_bytes=coming.total_bytes) if coming else None,
+        idle=None if value.idleness is None else idleness(value.idleness),
+        wake_at=value.wake_at,
+        asleep_after_days=value.asleep_after_days,
+        asleep_action=value.asleep_action.value,
+        archived_at=longsleep.archived_at(value),
+        deletes_at=longsleep.deletes_at(value),
     )
+
+
+def idleness(value: model.Idleness) -> public.IdleInfo:
+    reasons = [public.AwakeReason(use=one.use.value, count=one.count, left_s=one.left_s) for one in value.reasons]
+    return public.IdleInfo(unused_s=value.unused_s, reasons=reasons, sleeps_in_s=value.sleeps_in_s)
 
 
 def resume_report(value: model.ResumeReport) -> public.ResumeReport:
@@ -95,6 +106,8 @@ def resume_report(value: model.ResumeReport) -> public.ResumeReport:
         kept_branch=value.kept_branch,
         restored_from=value.restored_from,
         fetched_bytes=value.fetched_bytes,
+        wake_at=value.wake_at,
+        late_s=value.late_s,
         hooks=[_hook(hook) for hook in value.hooks],
     )
 

@@ -126,6 +126,7 @@ def _workspace(workspace_id: WorkspaceId, some: list[Found], defaults: Defaults,
     wanted = told.get("name")
     name, is_ours = _free(wanted if isinstance(wanted, str) and NAME.match(wanted) else None, workspace_id, taken)
     size = (told.get("memory_mib"), told.get("vcpus"))
+    days, action = _long_sleep(told)
     whole = all(isinstance(one, int) and one > 0 for one in size)
     machine_id = str(told.get("machine_id", ""))
     return {
@@ -148,6 +149,8 @@ def _workspace(workspace_id: WorkspaceId, some: list[Found], defaults: Defaults,
         "idle_timeout_s": _seconds(told.get("idle_timeout_s"), defaults.idle_timeout_s),
         "checkpoint_interval_s": _seconds(told.get("checkpoint_interval_s"), defaults.checkpoint_interval_s),
         "keep_snapshots": told.get("keep_snapshots") if isinstance(told.get("keep_snapshots"), int) else None,
+        "asleep_after_days": days,
+        "asleep_action": action,
         "egress_allow": [str(one) for one in told.get("egress_allow") or ()],
         "environment": _texts(told.get("environment")),
         "metadata": _texts(told.get("metadata")),
@@ -173,6 +176,13 @@ def _number(value: object) -> int:
 
 def _seconds(value: object, default: float) -> float:
     return float(value) if isinstance(value, int | float) and value >= 0 else default
+
+
+def _long_sleep(told: Mapping[str, Any]) -> tuple[float | None, str]:
+    """What becomes of it after a long sleep: kept, where nobody has said otherwise beyond doubt."""
+    days, action = told.get("asleep_after_days"), told.get("asleep_action")
+    is_said = action in {"archive", "delete"} and isinstance(days, int | float) and days >= 1
+    return (float(days), str(action)) if is_said and days is not None else (None, "keep")
 
 
 def _texts(value: object) -> dict[str, str]:

@@ -42,7 +42,7 @@ COMMANDS = (
     Entry("ls", "workspaces:ls", "List workspaces."),
     Entry("show", "workspaces:show", "Show one workspace and what its last wake kept."),
     Entry("sleep", "workspaces:sleep", "Hibernate a workspace now."),
-    Entry("wake", "workspaces:wake", "Wake a workspace and say what was kept."),
+    Entry("wake", "workspaces:wake", "Wake a workspace and say what was kept; or, with --at, have it wake by itself."),
     Entry("checkpoint", "workspaces:checkpoint", "Record a workspace while it runs."),
     Entry("fork", "workspaces:fork", "Make new workspaces that continue where this one is."),
     Entry("log", "workspaces:log", "Show a workspace's thread: what happened to it, in order."),
@@ -61,7 +61,7 @@ COMMANDS = (
     Entry(
         "configure",
         "lineage:configure",
-        "Change a workspace's timers and how many snapshots it keeps. Does not wake it.",
+        "Change a workspace's timers, how many snapshots it keeps, and what becomes of it after a long sleep. Does not wake it.",
     ),
     Entry("rewind", "branches:rewind", "Go back to a snapshot; what the workspace was until now is kept as a branch."),
     Entry(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from perdure.cli import idle
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, say, size, table, wants_json
 from perdure.cli.workspaces import Name, find, kept_count
 from perdure.core.errors import InvalidRequest
@@ -18,31 +19,37 @@ Snapshot = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The snapshot'
 def configure(
     ctx: typer.Context,
     name: Name,
+    *,
     keep_snapshots: Annotated[
         str | None,
         typer.Option(metavar="N|default", help="Of the snapshots nobody asked for, how many stay.", show_default=False),
     ] = None,
-    idle_timeout_s: Annotated[float | None, typer.Option(help="Idle seconds before it sleeps; 0: never.")] = None,
+    idle_timeout_s: idle.IdleTimeout = None,
     checkpoint_interval_s: Annotated[float | None, typer.Option(help="Seconds between automatic checkpoints; 0: off.")] = None,
+    asleep_after_days: idle.AsleepDays = None,
+    asleep_action: idle.AsleepAction = None,
     json: JsonFlag = False,
 ) -> None:
-    """Change a workspace's timers and how many snapshots it keeps. Does not wake it."""
+    """Change a workspace's timers, how many snapshots it keeps, and what becomes of it after a long sleep. Does not wake it."""
     as_json = wants_json(ctx, json)
     workspace = find(name)
     workspace.configure(
         keep_snapshots=None if keep_snapshots is None else _count(keep_snapshots),
         idle_timeout_s=idle_timeout_s,
         checkpoint_interval_s=checkpoint_interval_s,
+        asleep_after_days=asleep_after_days,
+        asleep_action=None if asleep_action is None else asleep_action.value,
     )
     info = workspace.info
     if as_json:
         dump(info)
         return
-    idle = f"sleeps after {duration(info.idle_timeout_s)}" if info.idle_timeout_s else "never sleeps by itself"
+    sleeps = f"sleeps after {duration(info.idle_timeout_s)}" if info.idle_timeout_s else "never sleeps by itself"
     often = (
         f"a checkpoint every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "no checkpoints by itself"
     )
-    say(f"[bold]{markup(info.name)}[/] {idle}, {often}, keeps {kept_count(info)}")
+    late = f"; {idle.long_sleep(info)}" if info.asleep_after_days else ""
+    say(f"[bold]{markup(info.name)}[/] {sleeps}, {often}, keeps {kept_count(info)}{late}")
 
 
 def _count(text: str) -> int | Literal["default"]:

@@ -24,9 +24,12 @@ _EVENTS = {
 }
 _KINDS = {
     **{"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"},
-    "fork-failed": "fork failed",
+    **{"fork-failed": "fork failed", "wake-at": "to wake by itself", "wake-at-met": "awake in time"},
+    **{"deletion-announced": "deletion announced"},
 }
-_CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s")
+_CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s", "asleep_after_days", "asleep_action")
+#: Seconds after the time to wake at that are worth telling.
+_LATE_S = 10
 _REASONS = {"guest-reboot": "it rebooted itself", "not-quiesced": "programs were moving when it was captured"}
 _LONGEST = 200  # characters of a detail: some carry a tool's output
 
@@ -47,6 +50,8 @@ def woke(report: Body) -> str:
     parts.append(f"disk {report.get('disk')}")
     if report.get("restored_from") == "store":
         parts.append("fetched from the object store")
+    if report.get("wake_at"):
+        parts.append(_in_time(report))
     if report.get("asleep_s"):
         parts.append(f"asleep {duration(report['asleep_s'])}")
     if dropped := report.get("connections_dropped"):
@@ -85,7 +90,7 @@ def _created(_entry: public.LogEntry, body: Body) -> list[str]:
 
 def _moved(entry: public.LogEntry, body: Body) -> list[str]:
     """An entry about a state: why it was left, and what is new there."""
-    parts = [str(body.get("cause") or body.get("detail") or body.get("error") or "")]
+    parts = [_why(body)]
     if entry.kind == "waking":
         parts = [f"generation {entry.generation}", _REASONS.get(str(body.get("reason")), str(body.get("reason") or "")), *parts]
     if body.get("event") == "rewind":
@@ -105,6 +110,14 @@ def _moved(entry: public.LogEntry, body: Body) -> list[str]:
     if body.get("alive_until"):
         parts.append(f"last known to run at {str(body['alive_until'])[:19]} UTC")
     return [part.removesuffix(".") for part in parts]
+
+
+def _why(body: Body) -> str:
+    if body.get("cause") == "idle" and "idle_s" in body:
+        return f"nobody used it for {duration(float(body['idle_s']))}"
+    if body.get("by") == "wake-at":
+        return _in_time(body)
+    return str(body.get("cause") or body.get("detail") or body.get("error") or "")
 
 
 def _captured(body: Body) -> str:
@@ -129,6 +142,35 @@ def _fork_failed(_entry: public.LogEntry, body: Body) -> list[str]:
 
 def _resized(_entry: public.LogEntry, body: Body) -> list[str]:
     return [f"disk {body.get('was')} → {body.get('disk_gib')} GiB, at its next disk boot"]
+
+
+def _in_time(body: Body) -> str:
+    """Of a wake, or of an entry: it was to be at a time."""
+    late_s = float(body.get("late_s") or 0)
+    late = f", {duration(late_s)} late" if late_s > _LATE_S else ""
+    return f"to be awake at {_utc(body.get('wake_at'))}{late}"
+
+
+def _utc(at: object) -> str:
+    return f"{str(at)[:19].replace('T', ' ')} UTC"
+
+
+def _wake_at(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [f"at {_utc(body['at'])}" if body.get("at") else "not any more", _by(body)]
+
+
+def _met(_entry: public.LogEntry, body: Body) -> list[str]:
+    return ["it was awake already", _in_time(body)]
+
+
+def _announced(_entry: public.LogEntry, body: Body) -> list[str]:
+    days = f"{float(body.get('asleep_after_days') or 0):g}"
+    return [f"not before {_utc(body.get('deletes_at'))}, unless it is used", f"{days} days asleep are its policy"]
+
+
+def _archived(_entry: public.LogEntry, body: Body) -> list[str]:
+    count = body.get("snapshots")
+    return [f"only the object store has its {'snapshot' if count == 1 else f'{count} snapshots'} now"]
 
 
 def _kept(_entry: public.LogEntry, body: Body) -> list[str]:
@@ -161,6 +203,10 @@ _TELLERS = {
     "fork-failed": _fork_failed,
     "resized": _resized,
     "keep-awake": _kept,
+    "wake-at": _wake_at,
+    "wake-at-met": _met,
+    "deletion-announced": _announced,
+    "archived": _archived,
     "configured": _configured,
     "snapshot-named": _named,
     "snapshot-removed": _removed,

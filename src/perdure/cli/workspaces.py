@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli import thread, waiting
+from perdure.cli import idle, thread, waiting
 from perdure.cli.backup import recover_from_store
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
@@ -64,9 +64,11 @@ def create(
     memory_mib: Annotated[int | None, typer.Option(help="Memory; default: the image's.")] = None,
     vcpus: Annotated[int | None, typer.Option(help="Virtual CPUs; default: the image's.")] = None,
     disk_gib: Annotated[int | None, typer.Option(help="Disk; default: the image's.")] = None,
-    idle_timeout_s: Annotated[float | None, typer.Option(help="Idle seconds before it sleeps; 0: never.")] = None,
+    idle_timeout_s: idle.IdleTimeout = None,
     checkpoint_interval_s: Annotated[float | None, typer.Option(help="Seconds between automatic checkpoints; 0: off.")] = None,
     keep_snapshots: Annotated[int | None, typer.Option(help="Of the snapshots nobody asked for, how many stay.")] = None,
+    asleep_after_days: idle.AsleepDays = None,
+    asleep_action: idle.AsleepAction = None,
     allow: Annotated[list[str] | None, typer.Option(help="HOST:PORT it may reach; repeatable.", metavar="HOST:PORT")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for all commands; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to find it by; repeatable.")] = None,
@@ -82,6 +84,8 @@ def create(
         "idle_timeout_s": idle_timeout_s,
         "checkpoint_interval_s": checkpoint_interval_s,
         "keep_snapshots": keep_snapshots,
+        "asleep_after_days": asleep_after_days,
+        "asleep_action": asleep_action,
     }
     options: dict[str, Any] = {
         "image": image,
@@ -157,7 +161,10 @@ def show(ctx: typer.Context, name: Name, json: JsonFlag = False) -> None:
         ("isolation", _isolation(info)),
         ("stored", _stored(info, found)),
         ("snapshot", _head(info, found)),
+        ("in use", idle.in_use(info.idle)),
         ("sleeps after", duration(info.idle_timeout_s) if info.idle_timeout_s else "never"),
+        ("by itself", idle.wakes(info.wake_at) if info.wake_at else "-"),
+        ("long asleep", idle.long_sleep(info) if info.asleep_after_days else "-"),
         ("checkpoints", f"every {duration(info.checkpoint_interval_s)}" if info.checkpoint_interval_s else "on request"),
         ("keeps", kept_count(info) if info.keep_snapshots is not None else "-"),
         ("may reach", markup(", ".join(info.egress_allow)) or "nothing"),
@@ -259,10 +266,17 @@ def wake(
     ctx: typer.Context,
     name: Name,
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds to wait for it.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Not now but then, once: 2026-12-24T18:00Z, +2h, or never.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Wake a workspace and say what was kept."""
+    """Wake a workspace and say what was kept; or, with --at, have it wake by itself."""
     as_json = wants_json(ctx, json)
+    if at is not None:
+        when = idle.moment(at, deadline_s)
+        idle.wake_at(find(name), when, as_json=as_json)
+        return
     workspace, report = asyncio.run(waiting.wake(name, deadline_s, quiet=as_json))
     if as_json:
         dump({"workspace": workspace, "report": report})

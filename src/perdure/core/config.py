@@ -190,6 +190,13 @@ class Settings(BaseModel):
     def _lower(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
 
+    @field_validator("idle_timeout_s")
+    @classmethod
+    def _long_enough(cls, value: float) -> float:
+        if 0 < value < 5:
+            raise ValueError("an idle timeout is 5 seconds or more, or 0 for never")
+        return value
+
     @field_validator("allowed_hosts", "egress_private_allow", "store_options", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

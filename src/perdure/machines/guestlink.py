@@ -108,12 +108,11 @@ class GuestLink(GuestProgram):
         clock: Clock | None = None,
         unresponsive_s: float = 20.0,
     ) -> None:
-        super().__init__(unresponsive_s)
+        super().__init__(unresponsive_s, clock or SystemClock())
         self.generation = generation
         self.hello: Hello | None = None
         self.closed: asyncio.Event = asyncio.Event()
         self.closed_because = ""
-        self._clock = clock or SystemClock()
         self._on_guest_stream = on_guest_stream
         self._control = Channel(
             "control",
@@ -442,7 +441,7 @@ class GuestLink(GuestProgram):
             running_execs=len(self._running - self._at_prompt),
             open_streams=self._open["stream"],
             open_outbound=self._open["outbound"],
-            idle_for_s=0.0 if busy else time.monotonic() - self._last_activity,
+            idle_for_s=0.0 if busy else self._clock.monotonic() - self._last_activity,
             operations=self._operations,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Literal
 
 from perdure.core import tracing
+from perdure.core.clock import Clock
 from perdure.core.errors import MachineFailed
 from perdure.machines.guestlink_stream import LinkStream
 from perdure.wire.guest.ops import Op
@@ -18,10 +18,11 @@ _COLLECTED_MAX = 64 * 1024 * 1024
 class Asking(ABC):
     """Streams of the data channel, counted while they are open."""
 
-    def __init__(self, unresponsive_s: float) -> None:
+    def __init__(self, unresponsive_s: float, clock: Clock) -> None:
+        self._clock = clock
         self._unresponsive_s = unresponsive_s
         self._open: Counter[str] = Counter()
-        self._last_activity = time.monotonic()
+        self._last_activity = self._clock.monotonic()
         self._operations = 0
 
     @abstractmethod
@@ -29,7 +30,7 @@ class Asking(ABC):
         """A new stream, once the link is ready."""
 
     def _touch(self) -> None:
-        self._last_activity = time.monotonic()
+        self._last_activity = self._clock.monotonic()
         self._operations += 1
 
     def _count(self, stream: LinkStream, kind: Literal["exec", "stream", "outbound"]) -> None:

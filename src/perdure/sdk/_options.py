@@ -19,6 +19,8 @@ class CreateOptions(TypedDict, total=False):
     idle_timeout_s: float  # 0: never sleeps by itself
     checkpoint_interval_s: float  # 0: off
     keep_snapshots: int  # of those that nobody asked for, how many of the newest stay, asleep too
+    asleep_after_days: float  # asleep for so long, asleep_action is done
+    asleep_action: str  # keep, archive (only the object store has it then) or delete (announced a day before)
     allow: Sequence[str]  # HOST:PORT it may reach
     envs: Mapping[str, str]
     metadata: Mapping[str, str]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
-from perdure.core.errors import InvalidRequest
+from perdure.core.errors import InvalidRequest, NotFound
 from perdure.core.ids import check_name
 from perdure.workspaces.catalog import ImageFacts
-from perdure.workspaces.model import Configuration
+from perdure.workspaces.model import AsleepAction, Configuration, Workspace
 from perdure.workspaces.store import NewWorkspace
 
 __all__ = [
     "ImageFacts",
+    "check_alarm",
     "check_configuration",
     "check_disk",
     "check_fork",
     "check_keep_awake",
+    "check_long_sleep",
     "check_new",
     "check_snapshot_name",
+    "is_deleted",
 ]
 
 FORK_LIMIT = 64
@@ -25,7 +29,10 @@ DISK_LIMIT_GIB = 2048
 VCPU_LIMIT = 64
 MEMORY_RANGE_MIB = (128, 1 << 20)  # the least that an image may have, so that no hint leads to a second refusal
 TIMER_LIMIT_S = 366 * 86400.0
+IDLE_LEAST_S = 5.0  # shorter, it would fall asleep between two requests of one conversation
 KEEP_AWAKE_LIMIT_S = 30 * 86400.0
+ALARM_LIMIT = timedelta(days=10 * 366)
+DAYS_RANGE = (1.0, 3660.0)
 KEEP_LIMIT = 1000
 MAP_LIMIT = 100
 VALUE_LIMIT = 4096
@@ -48,6 +55,7 @@ def check_new(new: NewWorkspace, image: ImageFacts) -> None:
         )
     check_timers(new.idle_timeout_s, new.checkpoint_interval_s)
     check_keep(new.keep_snapshots)
+    check_long_sleep(new.asleep_after_days, new.asleep_action)
     for what, mapping in (("metadata", new.metadata), ("environment", new.environment)):
         if len(mapping) > MAP_LIMIT or any(len(key) > VALUE_LIMIT or len(value) > VALUE_LIMIT for key, value in mapping.items()):
             raise InvalidRequest(f"The {what} is too large.", hint=f"At most {MAP_LIMIT} entries of {VALUE_LIMIT} characters.")
@@ -56,9 +64,42 @@ def check_new(new: NewWorkspace, image: ImageFacts) -> None:
 
 
 def check_timers(idle_timeout_s: float | None, checkpoint_interval_s: float | None) -> None:
-    for what, seconds in (("idle timeout", idle_timeout_s), ("checkpoint interval", checkpoint_interval_s)):
-        if seconds is not None and not 0 <= seconds <= TIMER_LIMIT_S:
-            raise InvalidRequest(f"{seconds:g} seconds is no {what}.", hint="Give seconds, 0 to turn it off.")
+    if checkpoint_interval_s is not None and not 0 <= checkpoint_interval_s <= TIMER_LIMIT_S:
+        raise InvalidRequest(
+            f"{checkpoint_interval_s:g} seconds is no checkpoint interval.", hint="Give seconds, 0 to turn it off."
+        )
+    if idle_timeout_s is not None and idle_timeout_s != 0 and not IDLE_LEAST_S <= idle_timeout_s <= TIMER_LIMIT_S:
+        raise InvalidRequest(
+            f"{idle_timeout_s:g} seconds is no idle timeout.", hint=f"Give {IDLE_LEAST_S:g} seconds or more, or 0 for never."
+        )
+
+
+def check_long_sleep(days: float | None, action: AsleepAction) -> None:
+    """Days and action belong together."""
+    low, high = DAYS_RANGE
+    if days is not None and not low <= days <= high:
+        raise InvalidRequest(f"{days:g} days asleep are out of range.", hint=f"Give {low:g} to {high:g} days.")
+    if days is None and action is not AsleepAction.KEEP:
+        raise InvalidRequest(f"After how many days asleep is it to {action.value}?", hint="Give asleep_after_days too.")
+    if days is not None and action is AsleepAction.KEEP:
+        raise InvalidRequest(
+            f"What is to become of it after {days:g} days asleep?", hint="Give asleep_action too: archive or delete."
+        )
+
+
+def check_alarm(when: datetime | timedelta | None, now: datetime) -> None:
+    """A time that has passed is as good as now."""
+    if isinstance(when, datetime) and when.tzinfo is None:
+        raise InvalidRequest("A time without its offset from UTC may mean any hour.", hint="Write it like 2026-12-24T18:00:00Z.")
+    late = when if isinstance(when, timedelta) else None if when is None else when - now
+    if late is not None and late > ALARM_LIMIT:
+        raise InvalidRequest("That is too far in the future.", hint=f"Give a time within {ALARM_LIMIT.days // 366} years.")
+    if isinstance(when, timedelta) and when < timedelta(0):
+        raise InvalidRequest("That is in the past.", hint="Give 0 seconds or more from now.")
+
+
+def is_deleted(workspace: Workspace) -> NotFound:
+    return NotFound(f"Workspace {workspace.name!r} is deleted.")
 
 
 def check_keep(count: int | None) -> None:
@@ -71,7 +112,10 @@ def check_keep(count: int | None) -> None:
 
 def check_configuration(change: Configuration) -> None:
     if all(value is None for value in change.given().values()):
-        raise InvalidRequest("There is nothing to change.", hint="Give keep_snapshots, idle_timeout_s or checkpoint_interval_s.")
+        raise InvalidRequest(
+            "There is nothing to change.",
+            hint="Give keep_snapshots, idle_timeout_s, checkpoint_interval_s, asleep_after_days or asleep_action.",
+        )
     check_timers(change.idle_timeout_s, change.checkpoint_interval_s)
     if change.keep_snapshots != "default":
         check_keep(change.keep_snapshots)

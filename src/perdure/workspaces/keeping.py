@@ -12,8 +12,8 @@ from perdure.core.ids import SnapshotId
 from perdure.db.database import Transaction
 from perdure.journal.entries import canonical
 from perdure.wire.node import StoredSizes
-from perdure.workspaces import checks, lineage, retention, rows
-from perdure.workspaces.model import Configuration, Context, Kept, Snapshot, SnapshotPlace, Workspace
+from perdure.workspaces import checks, lineage, longsleep, retention, rows
+from perdure.workspaces.model import AsleepAction, Configuration, Context, Kept, Snapshot, SnapshotPlace, Workspace
 from perdure.workspaces.retention import Tree
 from perdure.workspaces.rows import Record
 from perdure.workspaces.tools import Tools
@@ -58,6 +58,8 @@ class Keeping:
     async def configure(self, ctx: Context, record: Record, change: Configuration) -> Workspace:
         """See ``model.Workspaces.configure``."""
         checks.check_configuration(change)
+        if change.asleep_action is AsleepAction.ARCHIVE:
+            self._upkeep.uploads.home()
         owner = self._upkeep.owner(record.id)
         given = {name: value for name, value in change.given().items() if value is not None}
         to_default = change.keep_snapshots == "default"
@@ -70,10 +72,13 @@ class Keeping:
 
         async def job() -> Record:
             at = await self._upkeep.current(owner)
+            days, action = longsleep.wish(at.workspace, change)
+            checks.check_long_sleep(days, action)
             async with self._store.database.transaction() as tx:
                 body = canonical({**given, "by": ctx.principal})
-                if await tx.one("retention.configure", id=at.id, body=body, **values) is None:
-                    raise NotFound(f"Workspace {at.workspace.name!r} is deleted.")
+                wish = {"asleep_after_days": days, "asleep_action": action.value}
+                if await tx.one("retention.configure", id=at.id, body=body, **values, **wish) is None:
+                    raise checks.is_deleted(at.workspace)
                 await lineage.retain(tx, at.id, self._tools.settings.keep_automatic_checkpoints)
             configured = await self._store.by_id(at.id)
             if owner.live is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
 from perdure.wire.node import Confinement, Damage, Fetching, Guest, HookRun, MachineSize, MemoryFate, StoredSizes, Trial
+from perdure.workspaces.hibernation import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,14 @@ class WorkspaceKind(StrEnum):
     LOST = "lost"  # disk-only remains of a lost VM, NAME@lost-TIME, expires
 
 
+class AsleepAction(StrEnum):
+    """What becomes of a workspace that has been asleep for so many days; see ``longsleep``."""
+
+    KEEP = "keep"
+    ARCHIVE = "archive"  # only the object store has it from then on; its next wake fetches it
+    DELETE = "delete"  # announced in its thread a day before
+
+
 @dataclass(frozen=True, slots=True)
 class CreateWorkspace:
     """None means the image's default (size, disk) or the server's setting (idle and checkpoint times)."""
@@ -53,6 +62,8 @@ class CreateWorkspace:
     idle_timeout_s: float | None = None  # 0: never
     checkpoint_interval_s: float | None = None  # 0: off
     keep_snapshots: int | None = None  # see ``Workspace``
+    asleep_after_days: float | None = None
+    asleep_action: AsleepAction = AsleepAction.KEEP
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -65,10 +76,22 @@ class Configuration:
     keep_snapshots: int | Literal["default"] | None = None
     idle_timeout_s: float | None = None
     checkpoint_interval_s: float | None = None
+    asleep_after_days: float | None = None
+    asleep_action: AsleepAction | None = None
 
     def given(self) -> dict[str, Any]:
         """Every field by its name."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """Of an awake workspace: for how long nobody has used it, what keeps it awake, and in how many seconds it falls asleep if
+    nothing happens (None: nobody knows)."""
+
+    unused_s: float
+    reasons: tuple[Reason, ...]
+    sleeps_in_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +129,12 @@ class Workspace:
     #: awake, and only the head while it sleeps.
     keep_snapshots: int | None = None
     fetching: Fetching | None = None  # while its wake waits for the object store
+    wake_at: datetime | None = None  # when it wakes by itself, once
+    asleep_after_days: float | None = None
+    asleep_action: AsleepAction = AsleepAction.KEEP
+    asleep_noted: int | None = None  # the generation in whose sleep it was archived, or its deletion announced,
+    asleep_noted_at: datetime | None = None  # and when
+    idleness: Idleness | None = None  # of one that this process has awake
 
 
 class SnapshotReason(StrEnum):
@@ -213,6 +242,8 @@ class ResumeReport:
     kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
     restored_from: Literal["node", "store"] = "node"  # store: its files were not on this node and had to be fetched
     fetched_bytes: int = 0
+    wake_at: datetime | None = None  # the time it was to wake at by itself, if that had come,
+    late_s: float = 0.0  # and how long before the wake began
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +387,10 @@ class Workspaces(Protocol):
 
     def running_execs(self, tenant_id: TenantId) -> int:
         """Commands that run in awake workspaces of a tenant, on this server, those included that are being started."""
+        ...
+
+    async def wake_at(self, ctx: Context, ref: str, when: datetime | timedelta | None) -> Workspace:
+        """Let it wake by itself, once: at a time, so much later than now on the server's clock, or (None) not any more."""
         ...
 
     async def delete(self, ctx: Context, ref: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure.access.limits import Ask
@@ -48,7 +49,7 @@ from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses, commit_capture
 from perdure.workspaces.measured import measured, started
 from perdure.workspaces.model import DiskFate, ResumeReport, Snapshot, SnapshotReason, WorkspaceKind, WorkspaceState
-from perdure.workspaces.observe import spent, unused_s
+from perdure.workspaces.observe import idled, spent, unused_s
 from perdure.workspaces.owner import Owner
 from perdure.workspaces.rows import Point, Record
 from perdure.workspaces.store import Change
@@ -254,7 +255,8 @@ class Operations:
         try:
             async with self._store.database.transaction() as tx:
                 await self._store.intend_in(tx, at, snapshot_id, SnapshotReason.HIBERNATE, None)
-                change = Change(unused_s=idle_s, body={"cause": cause, "snapshot_id": snapshot_id, **spent(self._tools, at)})
+                body = {"cause": cause, "snapshot_id": snapshot_id, **idled(at, idle_s), **spent(self._tools, at)}
+                change = Change(unused_s=idle_s, body=body)
                 going = await self._store.move(at, Event.HIBERNATE, change, tx)
         except PerdureError as error:
             if not error.ambiguous:
@@ -327,9 +329,18 @@ def _start_spec(at: Record, plan: Plan, fetched: Fetched) -> StartSpec:
 def _told(at: Record, plan: Plan, fetched: Fetched) -> Told:
     """The report's facts that are known before the start, as the workspace reads them in its resume.json."""
     report = _known(at, plan, fetched)
-    return Told(
-        {**report, "disk": plan.disk.value, "at": at.now.isoformat().replace("+00:00", "Z")}, plan.memory_lost, at.rewound
-    )
+    wake_at = None if at.alarm is None else in_utc(at.alarm)
+    return Told({**report, "disk": plan.disk.value, "at": in_utc(at.now), "wake_at": wake_at}, plan.memory_lost, at.rewound)
+
+
+def in_utc(moment: datetime) -> str:
+    """As programs and entries read it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def late_s(at: Record) -> float:
+    """How long ago it was to wake by itself; 0 when it was not."""
+    return 0.0 if at.alarm is None else (at.now - at.alarm).total_seconds()
 
 
 def _known(at: Record, plan: Plan, fetched: Fetched) -> dict[str, Any]:
@@ -343,6 +354,8 @@ def _known(at: Record, plan: Plan, fetched: Fetched) -> dict[str, Any]:
         "kept_branch": at.kept_branch,
         "restored_from": "store" if fetched.is_fetched else "node",
         "fetched_bytes": fetched.snapshot_bytes,
+        "wake_at": at.alarm,
+        "late_s": late_s(at),
     }
 
 

@@ -32,6 +32,7 @@ class Live:
     record: Record
     captured_at: float
     keep_awake_until: float
+    busy_at: float | None = None  # when its program last said that it is busy, if that was its last word
 
     @property
     def generation(self) -> int:
@@ -76,11 +77,15 @@ class Owner:
 
     def hold(self) -> None:
         self.held += 1
-        self.touched_at = self._clock.monotonic()
+        self.touch()
 
     def release(self) -> None:
         self.held -= 1
         assert self.held >= 0, "released more often than held"
+        self.touch()
+
+    def touch(self) -> None:
+        """Somebody uses it."""
         self.touched_at = self._clock.monotonic()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -40,6 +40,24 @@ class Room:
             if not owner.is_busy:
                 await owner.run(partial(self._evict, home, snapshot_id))
         return len(found)
+
+    async def clear(self, snapshot_ids: list[SnapshotId]) -> int:
+        """Remove these from the node, in the turn of their workspace, which sleeps; returns how many are still there: the store
+        does not have them yet, or another workspace that is awake stands on them. Raises Conflict like ``evict``."""
+        home = self._node.second_home
+        if home is None:
+            return len(snapshot_ids)
+        here = {facts.snapshot_id for facts in (await self._node.inventory()).snapshots} & set(snapshot_ids)
+        going = await self._evictable(sorted(here))
+        if going:
+            await home.claim()
+        for snapshot_id in going:
+            await home.evict(snapshot_id)
+        return len(here) - len(going) + (await self._count_here(going) if going else 0)
+
+    async def _count_here(self, snapshot_ids: Container[SnapshotId]) -> int:
+        """A start that reads one keeps it there."""
+        return sum(facts.snapshot_id in snapshot_ids for facts in (await self._node.inventory()).snapshots)
 
     async def _evict(self, home: SecondHome, snapshot_id: SnapshotId) -> None:
         if snapshot_id in await self._evictable([snapshot_id]):

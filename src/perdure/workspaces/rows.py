@@ -12,7 +12,16 @@ from pydantic import TypeAdapter
 
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
 from perdure.wire.node import Confinement, MachineSize, SnapshotFacts
-from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, Workspace, WorkspaceKind, WorkspaceState
+from perdure.workspaces.model import (
+    AsleepAction,
+    ResumeReport,
+    Snapshot,
+    SnapshotReason,
+    TreeNode,
+    Workspace,
+    WorkspaceKind,
+    WorkspaceState,
+)
 
 _REPORT = TypeAdapter(ResumeReport)
 _CONFINEMENT = TypeAdapter(Confinement)
@@ -56,6 +65,12 @@ class Record:
             return None
         disk_gib = self.head_disk_gib or self.workspace.disk_gib
         return Point(snapshot_id, bool(self.head_has_memory), disk_gib, self.head_origin_id or self.id, bool(self.head_quiesced))
+
+    @property
+    def alarm(self) -> datetime | None:
+        """The time to wake at by itself, if that has come."""
+        wake_at = self.workspace.wake_at
+        return wake_at if wake_at is not None and wake_at <= self.now else None
 
     @property
     def id(self) -> WorkspaceId:
@@ -121,6 +136,11 @@ def _workspace(row: Mapping[str, Any]) -> Workspace:
         last_active_at=row["last_active_at"],
         expires_at=row["expires_at"],
         keep_snapshots=row["keep_snapshots"],
+        wake_at=row["wake_at"],
+        asleep_after_days=row["asleep_after_days"],
+        asleep_action=AsleepAction(row["asleep_action"]),
+        asleep_noted=row["asleep_noted"],
+        asleep_noted_at=row["asleep_noted_at"],
     )
 
 

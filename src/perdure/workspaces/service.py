@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 
 from perdure.access.limits import Ask
@@ -36,6 +37,7 @@ from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.keeping import Keeping
 from perdure.workspaces.lifecycle import RECOVERABLE, Event
 from perdure.workspaces.model import (
+    AsleepAction,
     Awake,
     Configuration,
     Context,
@@ -100,6 +102,8 @@ class WorkspaceService:
         self._upkeep.check_open()  # again: nobody would put to sleep what begins once the server has begun to stop
         new = self._new_workspace(ctx, spec, image)
         checks.check_new(new, image)
+        if new.asleep_action is AsleepAction.ARCHIVE:
+            self._upkeep.uploads.home()
         self._tools.check_egress(new.egress_allow)
         plan = self._operations.plan_new(new.disk_gib, image.disk_gib)
         owner = self._upkeep.newborn(new.id)
@@ -138,6 +142,8 @@ class WorkspaceService:
             idle_timeout_s=settings.idle_timeout_s if idle_s is None else idle_s,
             checkpoint_interval_s=settings.checkpoint_interval_s if interval_s is None else interval_s,
             keep_snapshots=spec.keep_snapshots,
+            asleep_after_days=spec.asleep_after_days,
+            asleep_action=spec.asleep_action,
             egress_allow=tuple(dict.fromkeys((*image.egress_allow, *spec.egress_allow))),
             environment={**image.environment, **spec.environment},
             metadata=spec.metadata,
@@ -412,7 +418,10 @@ class WorkspaceService:
             owner.keep_awake(at, seconds)
             return at
 
-        return (await owner.run(job)).workspace
+        return self._upkeep.shown(await owner.run(job))
+
+    async def wake_at(self, ctx: Context, ref: str, when: datetime | timedelta | None) -> Workspace:
+        return self._upkeep.shown(await self._upkeep.alarms.set(ctx, await self._find(ctx, ref), when))
 
     async def delete(self, ctx: Context, ref: str) -> None:
         record = await self._store.by_ref(ctx.tenant_id, ref)

@@ -23,7 +23,15 @@ from perdure.journal.entries import canonical
 from perdure.wire.node import SnapshotFacts
 from perdure.workspaces import lineage, rows
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event, Refusal, Transition, decide
-from perdure.workspaces.model import ResumeReport, Snapshot, SnapshotReason, TreeNode, WorkspaceKind, WorkspaceState
+from perdure.workspaces.model import (
+    AsleepAction,
+    ResumeReport,
+    Snapshot,
+    SnapshotReason,
+    TreeNode,
+    WorkspaceKind,
+    WorkspaceState,
+)
 from perdure.workspaces.rows import Point, Record
 
 
@@ -46,6 +54,8 @@ class NewWorkspace:
     idle_timeout_s: float
     checkpoint_interval_s: float
     keep_snapshots: int | None = None
+    asleep_after_days: float | None = None
+    asleep_action: AsleepAction = AsleepAction.KEEP
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +68,8 @@ class NewWorkspace:
 
     @classmethod
     def child(cls, at: Record, snapshot_id: SnapshotId, new_id: WorkspaceId, *, name: str, hostname: str) -> NewWorkspace:
-        """A branch of a workspace at a snapshot, like it in everything but its identity."""
+        """A branch of a workspace at a snapshot, like it in everything but its identity and what becomes of it after a long
+        sleep: nothing is deleted of which nobody said so."""
         parent = at.workspace
         return cls(
             id=new_id,
@@ -214,13 +225,14 @@ class WorkspaceStore:
         return replace(moved, alive_at=at.alive_at) if answer.to in WITH_MACHINE else moved
 
     async def started(self, at: Record, report: ResumeReport) -> Record:
-        """creating or waking → running, with its report."""
+        """creating or waking → running, with its report. A time to wake at that the report tells has been met."""
         transition_or_refuse(at.workspace.name, at.state, Event.STARTED)
         body = {"from": at.state.value, "to": "running", "event": "started", "report": rows.report_body(report)}
         row = await self.database.one(
             "workspaces.started",
             **{"id": at.id, "generation": at.generation, "from": at.state.value, "body": canonical(body)},
             **{"confinement": rows.confinement_json(report.confinement), "report": rows.report_json(report)},
+            alarm=report.wake_at,
         )
         return rows.record(self._unless_stale(at, row))
 

@@ -1,4 +1,4 @@
-"""What happens without anybody asking: idle timers, automatic checkpoints, node events, repair, cleaning, shutdown.
+"""What happens without anybody asking: idle timers, alarms, automatic checkpoints, node events, repair, cleaning, shutdown.
 
 Also the registry of owners. Timers read the server's clock, ``tools.clock``; tests call ``tick`` and ``reconcile`` by hand.
 """
@@ -17,12 +17,14 @@ from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import TenantId, WorkspaceId
 from perdure.core.stop import StopReport
 from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
-from perdure.workspaces import hibernation
-from perdure.workspaces.hibernation import Decision, Policy
+from perdure.workspaces import alarms, hibernation
+from perdure.workspaces.aging import Aging
+from perdure.workspaces.alarms import Alarms, Turns
+from perdure.workspaces.hibernation import Decision
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses
 from perdure.workspaces.model import SnapshotReason, Workspace, WorkspaceState
-from perdure.workspaces.observe import as_used, observe, running_execs
+from perdure.workspaces.observe import as_used, observe, policy_of, running_execs
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
 from perdure.workspaces.reconcile import Reconciler
@@ -39,7 +41,12 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Whether a workspace's agent program says that it is busy; None: there is none, or it does not say. May raise, or never answer.
+AskProgram = Callable[[Record], Awaitable[bool | None]]
+
 TICK_S = 1.0
+#: How long a program may take to say that it is busy.
+PING_S = 2.0
 RECONCILE_S = 60.0
 
 _NO_SPACE = "Paused: the disk of its node is full. It goes on as soon as there is room."
@@ -60,6 +67,11 @@ class Upkeep:
         self.uploads = Uploads(tools, self._node, self._stored)
         self.room = Room(tools, self._node, self.owner)
         self.shredding = Shredding(tools, self._node, self._delete)
+        self.alarms = Alarms(
+            tools, self._node.node_id, self.operations, Turns(self.owner, self.current, self.check_open, self._spawn)
+        )
+        self.aging = Aging(tools, self._node, self.losses, self.room, self.owner)
+        self.ask_program: AskProgram = self._ping_program
         self._is_closing = False
 
     # ---------------------------------------------------------------------------------------------------------------- life
@@ -74,9 +86,11 @@ class Upkeep:
                 asyncio.create_task(self._every(TICK_S, self.tick, None), name="tick"),
                 asyncio.create_task(self._every(RECONCILE_S, self.reconcile, None), name="reconcile"),
                 asyncio.create_task(self._every(RECONCILE_S, self.clean, self._dirty), name="clean"),
+                asyncio.create_task(self._every(alarms.POLL_S, self.alarms.look, self.alarms.due), name="alarms"),
             ]
             self._loops += self._store_loops()
             self.clean_soon()
+            self.alarms.due.set()
 
     def _store_loops(self) -> list[asyncio.Task[None]]:
         """What happens where there is an object store."""
@@ -95,6 +109,7 @@ class Upkeep:
         self._is_closing = True
         timers, events = self._loops[1:], self._loops[:1]
         await _cancel(timers)
+        self.alarms.stop()
         await self.uploads.close()
         stop = Shutdown(self._tools, self.operations, self.reconciler, self._owners.values, order)
         report = await stop.run(lambda: _logged(self.reconcile()))
@@ -110,6 +125,7 @@ class Upkeep:
         for task in (*self._loops, *self._tasks):
             task.cancel()
         self.uploads.stop()
+        self.alarms.stop()
         for owner in self._owners.values():
             owner.stop()
 
@@ -222,16 +238,15 @@ class Upkeep:
                 owner.is_ticking = True
                 self._spawn(self._act(owner))
 
-    def _decide(self, owner: Owner, live: Live) -> Decision:
+    def _decide(self, owner: Owner, live: Live, *, program_busy: bool | None = None) -> Decision:
         workspace = live.record.workspace
         try:
             activity = self._tools.node(live.record).activity(workspace.id, live.generation)
         except PerdureError:
             self._repair_soon(owner)  # the node does not know it any more and its event has not reached us
             return Decision.KEEP
-        return hibernation.decide(
-            activity, observe(self._tools, owner, live), Policy(workspace.idle_timeout_s, workspace.checkpoint_interval_s)
-        )
+        observation = observe(self._tools, owner, live, program_busy=program_busy)
+        return hibernation.decide(activity, observation, policy_of(workspace))
 
     async def _act(self, owner: Owner) -> None:
         async def job() -> None:
@@ -239,6 +254,8 @@ class Upkeep:
             if live is None:
                 return
             decision = self._decide(owner, live)  # again: somebody may have come in while this waited for its turn
+            if decision is Decision.HIBERNATE:  # and again, for the same reason, when its program has answered
+                decision = self._decide(owner, live, program_busy=await self._is_program_busy(live))
             if decision is Decision.HIBERNATE:
                 await self.operations.hibernate(owner, live.record, "idle")
             elif decision is Decision.CHECKPOINT:
@@ -250,6 +267,21 @@ class Upkeep:
         finally:
             owner.is_ticking = False
         self.clean_soon()
+
+    async def _ping_program(self, at: Record) -> bool | None:
+        ping = await self._tools.node(at).guest(at.id, at.generation).ping_program(PING_S)
+        return None if ping is None else ping.is_busy
+
+    async def _is_program_busy(self, live: Live) -> bool:
+        """Asked only when everything else says idle. One that does not answer is not busy: it would never sleep again."""
+        try:
+            async with asyncio.timeout(PING_S):
+                is_busy = await self.ask_program(live.record) is True
+        except (PerdureError, TimeoutError) as error:
+            _log.info("the program of %s does not say whether it is busy: %s", live.record.id, error)
+            is_busy = False
+        live.busy_at = self._tools.clock.monotonic() if is_busy else None
+        return is_busy
 
     async def reconcile(self) -> None:
         """One pass over the node."""
@@ -265,7 +297,7 @@ class Upkeep:
             self._dirty.set()
 
     async def clean(self) -> None:
-        """Delete expired lost branches and every snapshot that retention keeps no longer."""
+        """Delete expired lost branches and every snapshot that retention keeps no longer; see to long sleepers."""
         self._dirty.clear()
         for workspace_id in await self._store.expired(self._node.node_id):
             with suppress(StaleGeneration):
@@ -274,6 +306,7 @@ class Upkeep:
             owner = self.owner(workspace_id)
             if not owner.is_busy:  # what it is at may be about to need one of them; the next pass comes
                 await owner.run(partial(self._retain, workspace_id), urgent=True)
+        await self.aging.sweep()
         await self.reconciler.reap(self._node)
         if self._tools.settings.store_local_copies == "drop":
             await self.room.evict()

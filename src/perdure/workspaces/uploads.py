@@ -68,6 +68,13 @@ class Uploads:
     def is_on(self) -> bool:
         return self._node.second_home is not None
 
+    def home(self) -> SecondHome:
+        """The store, as the node reaches it. Raises Conflict where there is none."""
+        home = self._node.second_home
+        if home is None:
+            raise Conflict(NO_STORE, hint=NO_STORE_HINT)
+        return home
+
     def soon(self) -> None:
         """There may be something to upload."""
         self.more.set()
@@ -154,9 +161,7 @@ class Uploads:
 
         Raises Conflict where there is no store, DeadlineExceeded (it goes on), or the error of this attempt (it is tried again).
         """
-        home = self._node.second_home
-        if home is None:
-            raise Conflict(NO_STORE, hint=NO_STORE_HINT)
+        home = self.home()
         if await self.is_stored(snapshot):
             return
         job = self._jobs.setdefault(

@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "resize_workspace": {"json": {"disk_gib": 64}},
     "recover_workspace": {"json": {"how": "retry"}},
     "keep_awake": {"json": {"seconds": 60}},
+    "wake_at": {"json": {"in_s": 3600}},
     "name_snapshot": {"json": {"name": "mine"}},
     "configure_workspace": {"json": {"keep_snapshots": 0}},
     "read_file": {"params": {"path": "/x"}},

@@ -143,3 +143,20 @@ def test_facts_that_cannot_be_do_no_harm(wrong: dict[str, Any]) -> None:
     assert row["idle_timeout_s"] >= 0 and len(row["machine_id"]) == 32 and isinstance(row["environment"], dict)
     assert (snapshot["workspace_id"], snapshot["origin_id"], snapshot["name"]) == ("ws_a", "ws_a", None)
     assert snapshot["reason"] == "requested" and snapshot["parent_id"] is None
+
+
+def test_what_becomes_of_a_long_sleeper_comes_back_only_if_it_was_said() -> None:
+    """In doubt it is kept: nothing is deleted of which nobody said so."""
+    cases: list[tuple[dict[str, Any], tuple[float | None, str]]] = [
+        ({"asleep_after_days": 30, "asleep_action": "delete"}, (30.0, "delete")),
+        ({"asleep_after_days": 1.5, "asleep_action": "archive"}, (1.5, "archive")),
+        ({"asleep_after_days": None, "asleep_action": "keep"}, (None, "keep")),
+        ({}, (None, "keep")),
+        ({"asleep_action": "delete"}, (None, "keep")),
+        ({"asleep_after_days": 0, "asleep_action": "delete"}, (None, "keep")),
+        ({"asleep_after_days": "30", "asleep_action": "delete"}, (None, "keep")),
+        ({"asleep_after_days": 30, "asleep_action": "burn"}, (None, "keep")),
+    ]
+    for known, expected in cases:
+        (row,) = made(Found(manifest(1), facts(**known))).workspaces
+        assert (row["asleep_after_days"], row["asleep_action"]) == expected, known

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.wire.node import Activity
-from perdure.workspaces.hibernation import Decision, Observation, Policy, decide
+from perdure.workspaces.hibernation import (
+    Decision,
+    Observation,
+    Policy,
+    Reason,
+    Use,
+    decide,
+    reasons,
+    sleeps_in_s,
+    unused_s,
+)
 
 IDLE = Activity(open_execs=0, open_streams=0, open_outbound=0, idle_for_s=900.0, changed=False)
 ALONE = Observation(held=0, idle_for_s=900.0, keep_awake_for_s=0.0, captured_s_ago=10.0)
@@ -30,6 +40,7 @@ def test_all_together_hibernate() -> None:
         (IDLE, replace(ALONE, held=1), POLICY),
         (IDLE, replace(ALONE, idle_for_s=899.9), POLICY),
         (IDLE, replace(ALONE, keep_awake_for_s=0.1), POLICY),
+        (IDLE, replace(ALONE, program_busy=True), POLICY),
         (IDLE, ALONE, replace(POLICY, idle_timeout_s=0.0)),
     ],
 )
@@ -54,3 +65,78 @@ def test_timers_of_zero_never_fire(idle: float, captured: float, changed: bool) 
     activity = replace(IDLE, idle_for_s=idle, changed=changed)
     observation = replace(ALONE, idle_for_s=idle, captured_s_ago=captured)
     assert decide(activity, observation, Policy(0.0, 0.0)) is Decision.KEEP
+
+
+# ------------------------------------------------------------------------------------------------- the reasons that are shown
+
+ACTIVITIES = st.builds(
+    Activity,
+    open_execs=st.integers(0, 2),
+    open_streams=st.integers(0, 2),
+    open_outbound=st.integers(0, 2),
+    idle_for_s=st.floats(0, 2000),
+    changed=st.booleans(),
+)
+OBSERVATIONS = st.builds(
+    Observation,
+    held=st.integers(0, 2),
+    idle_for_s=st.floats(0, 2000),
+    keep_awake_for_s=st.floats(-100, 100),
+    captured_s_ago=st.floats(0, 100),
+    program_busy=st.sampled_from([None, False, True]),
+)
+POLICIES = st.builds(Policy, idle_timeout_s=st.sampled_from([0.0, 5.0, 900.0]), checkpoint_interval_s=st.just(60.0))
+
+
+@given(activity=ACTIVITIES, observation=OBSERVATIONS, policy=POLICIES)
+def test_it_sleeps_exactly_when_no_reason_is_shown_and_it_was_left_alone_for_long_enough(
+    activity: Activity, observation: Observation, policy: Policy
+) -> None:
+    """Nothing keeps a workspace awake, and nothing puts it to sleep, that its owner does not see (peers: row 13)."""
+    found = reasons(activity, observation, policy)
+    alone_s = min(activity.idle_for_s, observation.idle_for_s)
+    is_idle = not found and alone_s >= policy.idle_timeout_s
+    assert (decide(activity, observation, policy) is Decision.HIBERNATE) == is_idle
+    assert (sleeps_in_s(activity, observation, policy) == 0.0) == is_idle
+
+
+@given(activity=ACTIVITIES, observation=OBSERVATIONS, policy=POLICIES)
+def test_only_a_program_that_says_so_is_busy(activity: Activity, observation: Observation, policy: Policy) -> None:
+    """One that was not asked, does not answer, or says that it is not, changes nothing; one that is busy never sleeps."""
+    silent = decide(activity, replace(observation, program_busy=None), policy)
+    assert decide(activity, replace(observation, program_busy=False), policy) is silent
+    busy = replace(observation, program_busy=True)
+    assert decide(activity, busy, policy) is not Decision.HIBERNATE
+    assert unused_s(activity, busy) == 0.0
+
+
+@given(activity=ACTIVITIES, observation=OBSERVATIONS, policy=POLICIES, passed=st.floats(0, 3000))
+def test_when_it_sleeps_is_said_before(activity: Activity, observation: Observation, policy: Policy, passed: float) -> None:
+    """If nothing happens, it is asleep that many seconds later and not before."""
+    told = sleeps_in_s(activity, observation, policy)
+    if told is None or abs(passed - told) < 1e-6:
+        return
+    later = replace(activity, idle_for_s=activity.idle_for_s + passed)
+    seen = replace(
+        observation,
+        idle_for_s=observation.idle_for_s + passed,
+        keep_awake_for_s=observation.keep_awake_for_s - passed,
+    )
+    assert (decide(later, seen, policy) is Decision.HIBERNATE) == (passed > told)
+
+
+def test_every_reason_is_told_with_how_many_there_are() -> None:
+    activity = replace(IDLE, open_execs=2, open_streams=3, open_outbound=4)
+    observation = replace(ALONE, held=1, keep_awake_for_s=7.0, program_busy=True)
+    assert reasons(activity, observation, Policy(0.0, 0.0)) == (
+        Reason(Use.REQUEST, 1),
+        Reason(Use.COMMAND, 2),
+        Reason(Use.STREAM, 3),
+        Reason(Use.OUTBOUND, 4),
+        Reason(Use.PROGRAM, 1),
+        Reason(Use.KEEP_AWAKE, 1, 7.0),
+        Reason(Use.POLICY, 1),
+    )
+    assert reasons(IDLE, ALONE, POLICY) == ()
+    assert sleeps_in_s(IDLE, replace(ALONE, keep_awake_for_s=7.0), POLICY) == 7.0
+    assert sleeps_in_s(replace(IDLE, open_execs=1), ALONE, POLICY) is None

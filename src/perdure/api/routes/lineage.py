@@ -14,11 +14,13 @@ router = APIRouter(prefix="/workspaces", tags=["snapshots"])
 
 @router.patch("/{ref}")
 async def configure_workspace(ref: str, body: public.ConfigureWorkspace, call: Call) -> public.WorkspaceInfo:
-    """Change its timers and how many snapshots it keeps. Never wakes it."""
+    """Change its timers, how many snapshots it keeps and what becomes of it after a long sleep. Never wakes it."""
     change = model.Configuration(
         keep_snapshots=body.keep_snapshots,
         idle_timeout_s=body.idle_timeout_s,
         checkpoint_interval_s=body.checkpoint_interval_s,
+        asleep_after_days=body.asleep_after_days,
+        asleep_action=None if body.asleep_action is None else model.AsleepAction(body.asleep_action),
     )
     return render.workspace(await call.workspaces.configure(call.ctx, ref, change))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -28,6 +29,8 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.C
         idle_timeout_s=body.idle_timeout_s,
         checkpoint_interval_s=body.checkpoint_interval_s,
         keep_snapshots=body.keep_snapshots,
+        asleep_after_days=body.asleep_after_days,
+        asleep_action=model.AsleepAction(body.asleep_action),
         egress_allow=tuple(body.egress_allow),
         environment=body.environment,
         metadata=body.metadata,
@@ -145,6 +148,14 @@ async def keep_awake(ref: str, body: public.KeepAwake, call: Call) -> public.Wor
     workspace = await call.workspaces.keep_awake(call.ctx, ref, body.seconds)
     call.about(workspace.id)
     return render.workspace(workspace)
+
+
+@router.post("/{ref}/wake-at")
+async def wake_at(ref: str, body: public.WakeAt, call: Call) -> public.WorkspaceInfo:
+    """Let it wake by itself, once, at a time or so many seconds from now; null: not any more. Another time takes the place of the
+    one before. A time that has passed is met at once. Does not wake it before."""
+    when = timedelta(seconds=body.in_s) if body.in_s is not None else body.at
+    return render.workspace(await call.workspaces.wake_at(call.ctx, ref, when))
 
 
 @router.get("/{ref}/report")

@@ -71,9 +71,15 @@ update snapshots set name = %(name)s where id = %(id)s and workspace_id = %(work
 
 -- name: configure
 -- What may be changed of a workspace at any time. null leaves a column as it is; ``default`` gives retention back to the setting.
+-- Another wish for its long sleeps begins anew: what was announced of the earlier one does not count.
 update workspaces
 set keep_snapshots = case when %(default)s then null else coalesce(%(keep_snapshots)s::int, keep_snapshots) end,
     idle_timeout_s = coalesce(%(idle_timeout_s)s::double precision, idle_timeout_s),
-    checkpoint_interval_s = coalesce(%(checkpoint_interval_s)s::double precision, checkpoint_interval_s)
+    checkpoint_interval_s = coalesce(%(checkpoint_interval_s)s::double precision, checkpoint_interval_s),
+    asleep_after_days = %(asleep_after_days)s::double precision,
+    asleep_action = %(asleep_action)s::text,
+    asleep_noted = case when asleep_action = %(asleep_action)s::text
+                             and asleep_after_days is not distinct from %(asleep_after_days)s::double precision
+                        then asleep_noted end
 where id = %(id)s and state <> 'deleted'
 returning journal_append(tenant_id, id, 'configured', generation, %(body)s) as seq;

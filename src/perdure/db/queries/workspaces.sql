@@ -2,10 +2,12 @@
 -- A new workspace and the first entry of its thread.
 insert into workspaces (id, tenant_id, name, kind, state, generation, node_id, image, image_name, memory_mib, vcpus, disk_gib,
                         head_snapshot_id, parent_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
-                        keep_snapshots, egress_allow, environment, metadata, expires_at, state_detail)
+                        keep_snapshots, asleep_after_days, asleep_action, egress_allow, environment, metadata, expires_at,
+                        state_detail)
 values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(image)s, %(image_name)s, %(memory_mib)s,
         %(vcpus)s, %(disk_gib)s, %(head_snapshot_id)s, %(parent_id)s, %(forked_from)s, %(hostname)s, %(machine_id)s,
-        %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(keep_snapshots)s, %(egress_allow)s, %(environment)s, %(metadata)s,
+        %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(keep_snapshots)s, %(asleep_after_days)s, %(asleep_action)s,
+        %(egress_allow)s, %(environment)s, %(metadata)s,
         perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
 returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
           null::text as head_origin_id, null::boolean as head_quiesced,
@@ -77,6 +79,7 @@ set state = %(to)s,
     lost_branch = nullif(coalesce(%(lost_branch)s::text, lost_branch), ''),
     kept_branch = nullif(concat_ws(', ', kept_branch, %(kept_branch)s::text), ''),
     rewound = coalesce(%(rewound)s::text, rewound),
+    wake_at = case when %(to)s = 'deleted' then null else wake_at end,
     last_active_at = greatest(last_active_at, perdure_now() - make_interval(secs => %(unused_s)s::double precision))
 where id = %(id)s and generation = %(generation)s and state = %(from)s
 returning *, perdure_now() as now,
@@ -87,7 +90,8 @@ returning *, perdure_now() as now,
           journal_append(tenant_id, id, %(kind)s, generation, %(body)s) as seq;
 
 -- name: started
--- creating or waking -> running, with the wake's report. What the report told is not told again.
+-- creating or waking -> running, with the wake's report. What the report told is not told again, and the time to wake at that it
+-- was told of has been met.
 update workspaces
 set state = 'running',
     state_detail = '',
@@ -97,7 +101,8 @@ set state = 'running',
     last_report = %(report)s,
     lost_branch = null,
     kept_branch = null,
-    rewound = ''
+    rewound = '',
+    wake_at = case when wake_at = %(alarm)s::timestamptz then null else wake_at end
 where id = %(id)s and generation = %(generation)s and state = %(from)s
 returning *, perdure_now() as now,
           (select h.has_memory from snapshots h where h.id = head_snapshot_id) as head_has_memory,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, Unpack, overload
 
@@ -186,19 +187,38 @@ class AsyncWorkspace:
             _core.post(self._path("keep-awake"), {"seconds": seconds}, repeatable=True), public.WorkspaceInfo
         )
 
+    async def wake_at(self, when: datetime | timedelta | None) -> None:
+        """Let it wake by itself, once: at an aware time, or so much later than now on the server's clock. None: not any more.
+
+        Another time takes the place of the one before. ``info.wake_at`` says when; after the wake its report has ``wake_at`` and
+        ``late_s``.
+        """
+        given: dict[str, object] = {"at": None}
+        if isinstance(when, timedelta):
+            given = {"in_s": when.total_seconds()}
+        elif when is not None:
+            given = {"at": _core.instant(when)}
+        body = _core.checked(public.WakeAt, **given).model_dump(mode="json", exclude_unset=True)
+        self.info = await self.fetch(_core.post(self._path("wake-at"), body, repeatable=True), public.WorkspaceInfo)
+
     async def configure(
         self,
         *,
         keep_snapshots: int | Literal["default"] | None = None,
         idle_timeout_s: float | None = None,
         checkpoint_interval_s: float | None = None,
+        asleep_after_days: float | None = None,
+        asleep_action: public.AsleepAction | None = None,
     ) -> None:
-        """Change its timers and how many of the snapshots that nobody asked for it keeps; what is left out stays as it is."""
+        """Change its timers, how many of the snapshots that nobody asked for it keeps, and what becomes of it when it has been
+        asleep for so many days: ``archive``, ``delete`` or ``keep``. What is left out stays as it is."""
         body = _core.checked(
             public.ConfigureWorkspace,
             keep_snapshots=keep_snapshots,
             idle_timeout_s=idle_timeout_s,
             checkpoint_interval_s=checkpoint_interval_s,
+            asleep_after_days=asleep_after_days,
+            asleep_action=asleep_action,
         )
         call = Call("PATCH", self._path(), body=body.model_dump(mode="json", exclude_none=True), repeatable=True)
         self.info = await self.fetch(call, public.WorkspaceInfo)

@@ -53,6 +53,7 @@ from perdure.wire.public.files import (
     TreeWritten,
     WatchEvent,
 )
+from perdure.wire.public.idle import AsleepAction, AwakeReason, IdleInfo, WakeAt
 from perdure.wire.public.images import (
     BuildEvent,
     BuildImage,
@@ -151,10 +152,12 @@ __all__ = [
     "SESSION_HEADER",
     "Accepted",
     "Answer",
+    "AsleepAction",
     "AsleepAnswer",
     "AuditPage",
     "AuditRow",
     "AwakeAnswer",
+    "AwakeReason",
     "BackupEvent",
     "BackupInfo",
     "Base64",
@@ -194,6 +197,7 @@ __all__ = [
     "HandleAnswer",
     "Health",
     "HookInfo",
+    "IdleInfo",
     "ImageInfo",
     "ImageList",
     "KeepAwake",
@@ -253,6 +257,7 @@ __all__ = [
     "VerifiedSnapshot",
     "VerifyEvent",
     "VerifySnapshots",
+    "WakeAt",
     "WakeWorkspace",
     "WatchEvent",
     "WorkspaceInfo",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from perdure.wire.public.common import Answer, Body, Seconds, Text
+from perdure.wire.public.idle import AsleepAction, Days
 from perdure.wire.public.workspaces import KeepSnapshots, SnapshotInfo
 
 
@@ -35,8 +36,11 @@ class NameSnapshot(Body):
 
 
 class ConfigureWorkspace(Body):
-    """What is left out stays as it is. ``default`` gives ``keep_snapshots`` back to the server's setting."""
+    """What is left out stays as it is. ``default`` gives ``keep_snapshots`` back to the server's setting; the action ``keep``
+    takes the days back."""
 
     keep_snapshots: KeepSnapshots | Literal["default"] | None = None
     idle_timeout_s: Seconds | None = None
     checkpoint_interval_s: Seconds | None = None
+    asleep_after_days: Days | None = None
+    asleep_action: AsleepAction | None = None

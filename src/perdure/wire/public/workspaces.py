@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from perdure.wire.node import Isolation, MemoryFate
 from perdure.wire.public.common import Answer, Body, ErrorInfo, Seconds, Text
+from perdure.wire.public.idle import AsleepAction, Days, IdleInfo
 
 
 class WorkspaceState(StrEnum):
@@ -83,6 +84,12 @@ class WorkspaceInfo(Answer):
     expires_at: datetime | None
     keep_snapshots: int | None = None  # None: the server's setting while it is awake, and only the head while it sleeps
     fetching: FetchInfo | None = None  # while its wake waits for the object store
+    idle: IdleInfo | None = None  # while it is awake
+    wake_at: datetime | None = None  # when it wakes by itself, once
+    asleep_after_days: float | None = None
+    asleep_action: AsleepAction = "keep"  # what becomes of it when it has been asleep for so long
+    archived_at: datetime | None = None  # since when only the object store has it
+    deletes_at: datetime | None = None  # when its policy deletes it, at the earliest, if nobody uses it until then
 
 
 class WorkspaceList(Answer):
@@ -100,6 +107,8 @@ class CreateWorkspace(Body):
     idle_timeout_s: Seconds | None = None
     checkpoint_interval_s: Seconds | None = None
     keep_snapshots: KeepSnapshots | None = None
+    asleep_after_days: Days | None = None
+    asleep_action: AsleepAction = "keep"
     egress_allow: list[Text] = Field(default_factory=list, max_length=1000)
     environment: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
     metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
@@ -139,6 +148,8 @@ class ResumeReport(Answer):
     kept_branch: str | None = None  # after a rewind or a promotion: the branch that holds what the workspace was before
     restored_from: Literal["node", "store"] = "node"  # store: its files had to be fetched from the object store
     fetched_bytes: int = 0
+    wake_at: datetime | None = None  # the time it was to wake at by itself, if that had come,
+    late_s: float = 0.0  # and how many seconds before the wake began
     hooks: list[HookInfo] = Field(default_factory=list)
 
 

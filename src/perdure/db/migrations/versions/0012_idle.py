@@ -1,0 +1,14 @@
+"""Times to wake at, and what becomes of long sleepers."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from perdure.db.migrations import run_sql
+
+revision = "0012"
+down_revision = "0011"
+
+
+def upgrade() -> None:
+    run_sql(op, __file__)
