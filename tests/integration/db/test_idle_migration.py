@@ -13,7 +13,7 @@ from perdure.db.database import connect_migrated
 from tests.fakes.database import cluster
 from tests.integration.db.test_retention_migration import WORKSPACE, migrate_to
 
-BEFORE = "0012"
+BEFORE = "0013"
 UPDATE = "update workspaces set asleep_action = %s, asleep_after_days = %s where id = 'ws_a'"
 
 

@@ -6,8 +6,8 @@ from alembic import op
 
 from perdure.db.migrations import run_sql
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 
 
 def upgrade() -> None:
