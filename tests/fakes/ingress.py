@@ -14,6 +14,7 @@ from perdure.api.guard import CALLER, Caller
 from perdure.api.ingress.front import PathForm
 from perdure.api.services import Services
 from perdure.api.throttle import Throttle
+from perdure.api.traffic import REQUEST_ID
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.ids import RequestId
@@ -52,6 +53,7 @@ class Asking:
             "headers": [
                 (name.lower().encode(), value.encode()) for name, value in {"host": "127.0.0.1:1", **(headers or {})}.items()
             ],
+            REQUEST_ID: RequestId("req_1"),
             CALLER: Caller(LOCAL, RequestId("req_1")),
         }
         if not body:

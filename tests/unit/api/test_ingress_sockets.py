@@ -14,6 +14,7 @@ from perdure.access.model import LOCAL
 from perdure.api.guard import CALLER, Caller
 from perdure.api.ingress.front import HostForm
 from perdure.api.ingress.names import Domain
+from perdure.api.traffic import REQUEST_ID
 from perdure.core.ids import RequestId
 from tests.fakes.ingress import CTX, Stage, settled, the_api, unlimited
 from tests.fakes.pipe import DEADLINE_S, WINDOW_BYTES, SocketProgram
@@ -40,6 +41,7 @@ class Socket:
             "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in found.items()],
             "subprotocols": ["one", "two"],
             "extensions": {"websocket.http.response": {}},
+            REQUEST_ID: RequestId("req_1"),
             CALLER: Caller(LOCAL, RequestId("req_1")),
         }
         self.messages.put_nowait({"type": "websocket.connect"})
