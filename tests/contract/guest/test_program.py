@@ -32,18 +32,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 #: Serves the container contract, and says in a file beside it how busy it is.
 SERVER = """
-import http.server, json, os
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
+import json, os, socket
+listening = socket.create_server(('127.0.0.1', int(os.environ['PORT'])))
+print('ready', flush=True)
+while True:
+    asked, _ = listening.accept()
+    with asked:
+        asked.recv(65536)
         try: status = open('/tmp/status').read().strip()
         except OSError: status = 'Healthy'
-        body = json.dumps({'status': status, 'time_of_last_update': 1700000000}).encode()
-        self.send_response(200 if self.path == '/ping' else 404)
-        self.send_header('content-length', str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_): pass
-http.server.HTTPServer(('127.0.0.1', int(os.environ['PORT'])), Handler).serve_forever()
+        body = json.dumps({'status': status, 'time_of_last_update': 1700000000})
+        asked.sendall(f'HTTP/1.1 200 OK\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n{body}'.encode())
 """
 
 
@@ -248,9 +247,9 @@ async def test_a_ping_that_nobody_answers_is_none(program: Place) -> None:
 
 
 async def test_a_ping_tells_how_the_program_is_and_is_no_use_of_the_workspace(real_program: Place) -> None:
-    place = real_program
+    place, offset = real_program, (await real_program.guest.program()).log_end
     await place.guest.set_program(ProgramSpec(("python3", "-c", SERVER), port=47_002))
-    await until_ping(place)
+    await reads(place, b"ready\n", offset)
     before = place.link.activity()
     ping = await place.guest.ping_program(DEADLINE_S)
     assert ping is not None and (ping.status, ping.is_busy, ping.port) == (PingStatus.HEALTHY, False, 47_002)
@@ -272,12 +271,6 @@ async def test_a_program_that_accepts_and_says_nothing_is_not_busy(real_program:
     await reads(place, b"up\n", before)
     assert await place.guest.ping_program(1.0) is None
     assert place.link.activity().open_streams == 0
-
-
-async def until_ping(place: Place) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await place.guest.ping_program(DEADLINE_S) is None:
-            await until(place, lambda status: status.state is ProgramState.RUNNING)
 
 
 async def test_what_a_program_started_ends_with_it(real_program: Place) -> None:
