@@ -264,6 +264,8 @@ def _framed(request: PortRequest) -> Headers:
     elif request.body is not None:
         known = (b"transfer-encoding", b"chunked") if request.length is None else (b"content-length", b"%d" % request.length)
         framing.append(known)
+    if request.is_last and request.upgrade is None:
+        framing.append((b"connection", b"close"))
     return (*request.headers, *framing)
 
 

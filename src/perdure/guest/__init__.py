@@ -26,6 +26,6 @@ What it expects of init:
 * the channels are found through ``/sys/class/virtio-ports/*/name``, so no udev is needed; ``/dev/random`` for reseeding.
 
 Standard library modules used: _queue, _sha2, _thread, collections, ctypes, errno, fcntl, gc, heapq, json (and with it re, enum,
-functools, ...), os, re, select, signal, socket, stat, struct, sys, time, typing, zlib.
+functools, ...), math, os, re, select, signal, socket, stat, struct, sys, time, typing, zlib.
 No asyncio, threading, subprocess, argparse or logging.
 """

@@ -40,7 +40,7 @@ _ACT_S = 15.0
 _PING_BYTES = 16384
 #: How an agent that is older than programs refuses them.
 _UNKNOWN = "The agent knows no"
-_PING = PortRequest("GET", b"/ping", ((b"accept", b"application/json"),))
+_PING = PortRequest("GET", b"/ping", ((b"accept", b"application/json"),), is_last=True)
 
 
 class GuestProgram(GuestFiles):

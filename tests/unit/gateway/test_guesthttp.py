@@ -368,3 +368,19 @@ async def test_a_cancelled_exchange_closes_its_stream(when: str) -> None:
     await call.peer.left()
     left = {task for task in asyncio.all_tasks() if task.get_name().startswith("perdure-port")}
     assert not left, "no task outlives it"
+
+
+async def test_a_last_request_says_so_and_its_connection_is_not_kept() -> None:
+    peer = Peer()
+    kept: list[GuestConnection] = []
+
+    async def ask() -> GuestAnswer:
+        last = PortRequest("POST", b"/", body=pieces(b"x"), length=1, is_last=True)
+        return await GuestConnection(peer.stream, PATIENT).request(last, kept.append)
+
+    task = asyncio.create_task(ask())
+    async with asyncio.timeout(20):
+        assert b"connection: close" in (await peer.head()).lower()
+        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        assert await whole(await task) == b"ok"
+    assert kept == [] and peer.stream.closed.is_set()

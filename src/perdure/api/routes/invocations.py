@@ -82,6 +82,7 @@ async def invoke(ref: str, request: Request, call: Call) -> Response:
             _inward(request.headers.raw, awake, call),
             body=caller.body(),
             length=None if is_chunked else int(request.headers.get("content-length", "0")),
+            is_last=True,  # no other request may use it, and a sleep would reset it
         )
         limits = PortLimits(answer_s=call.services.settings.invoke_limit_s)
         answer = await _unless_left(call.services.ports.request(place, asked, limits), caller, call)

@@ -57,6 +57,7 @@ class PortRequest:
     body: AsyncIterator[bytes] | None = None
     length: int | None = None
     upgrade: str | None = None  # the protocol to change to, such as websocket; without a body
+    is_last: bool = False  # of its connection: the program is told, and closes it rather than seeing it reset later
 
 
 class PortAnswer(Protocol):
