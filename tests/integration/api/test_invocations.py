@@ -84,6 +84,7 @@ def test_the_contracts_headers_pass_and_no_others(demo: Workspace, server: FakeS
         "content-type": "application/json; charset=utf-8",
         "accept": "application/json",
         "content-length": "8",
+        "connection": "close",
         "traceparent": "00-1-2-01",
         "x-amzn-bedrock-agentcore-runtime-custom-colour": "red",
         "x-amzn-bedrock-agentcore-runtime-session-id": workspace_id,
