@@ -48,7 +48,10 @@ class Work(http.server.BaseHTTPRequestHandler):
         open("/root/leaves", "w").write("waits")
         self.close_connection = True
         if self.path == "/forever":
-            self.connection.recv(1)
+            try:
+                self.connection.recv(1)
+            except ConnectionResetError:
+                pass
             open("/root/leaves", "w").write("left")
 class Chat(socketserver.StreamRequestHandler):
     def handle(self):
