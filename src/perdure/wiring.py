@@ -162,8 +162,6 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(_database(settings))
         control = await stack.enter_async_context(_control_plane(settings, clock, database, ending))
-        ports = GuestPorts()
-        stack.push_async_callback(ports.close)
         audit = Audit(database, clock, _node_id(settings, clock), settings.audit_keep_days)
         await audit.start()
         stack.push_async_callback(audit.close)
@@ -178,7 +176,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             access=AccessService(database, clock, ensure_key_file(settings.api_key_file)),
             settings=settings,
             clock=clock,
-            ports=ports,
+            ports=control.ports,
             shares=ShareService(database, _derived(settings, tokens.PURPOSE)),
             gauges=ServerGauges(database, control.workspaces, control.node).read,
             quotas=Quotas(database),
@@ -220,6 +218,7 @@ class _ControlPlane:
     driver: QemuDriver
     node: NodeSupervisor
     dialer: Dialer
+    ports: GuestPorts
 
 
 @asynccontextmanager
@@ -229,6 +228,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     image_store = ImageStore(settings.images)
     guest_app = _LateApp()
     dialer = Dialer(EgressRules.parse(settings.egress_private_allow))
+    ports = GuestPorts()
     node = NodeSupervisor(
         NodeParts(
             node_id=_node_id(settings, clock),
@@ -240,6 +240,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             objects=await _objects(settings, clock, database),
             egress=EgressGateway(dialer, audit=telling.audit),
             selfservice=SelfService(guest_app, report=_report_defect),
+            ports=ports,
         )
     )
     store = WorkspaceStore(database)
@@ -253,6 +254,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
             await _claim(node.second_home)
         await node.open()
         stack.push_async_callback(node.close)
+        stack.push_async_callback(ports.close)
         lease = LeaseKeeper(registry, node.node_id, clock, settings.freeze_s, node.pids, node.lease_changed)
         await lease.start()
         stack.push_async_callback(lease.close)
@@ -267,7 +269,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, backups, driver, node, dialer)
+        yield _ControlPlane(workspaces, images, backups, driver, node, dialer, ports)
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:

@@ -156,6 +156,15 @@ def test_a_redirect_stays_below_the_path(workspace: Workspace, visitor: Visitor,
     assert "note" in http.get(visitor.path(8000, "/deep/"), headers=visitor.bearer).text
 
 
+def test_a_connection_that_was_kept_is_none_that_a_sleep_drops(
+    workspace: Workspace, visitor: Visitor, http: httpx2.Client
+) -> None:
+    """Nothing half torn is frozen in, and the report tells of no connection that nobody used (peers: rows 11 and 12)."""
+    assert http.get(visitor.path(8000, "/deep/note"), headers=visitor.bearer).text == "hello\n"
+    workspace.sleep()
+    assert workspace.wake().connections_dropped == 0
+
+
 def test_large_files_pass_whole(workspace: Workspace, visitor: Visitor, http: httpx2.Client) -> None:
     content = bytes(range(256)) * (LARGE // 256)
     told = http.put(visitor.path(8001), content=content, headers=visitor.bearer).text

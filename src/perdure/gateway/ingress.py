@@ -106,6 +106,12 @@ class GuestPorts:
                 self._idle.pop(key, None)
             await connection.close()
 
+    async def drop(self, workspace_id: WorkspaceId, generation: int) -> None:
+        """Close what is kept of a generation that is about to end: its programs see that now, not when they wake."""
+        for key in [key for key in self._idle if (key.workspace_id, key.generation) == (workspace_id, generation)]:
+            self._drop(key)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
     def _drop_older(self, now: _Key) -> None:
         for key in [key for key in self._idle if key.workspace_id == now.workspace_id and key.generation != now.generation]:
             self._drop(key)

@@ -22,6 +22,7 @@ from perdure.core.config import Settings
 from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
+from perdure.gateway.ingress import GuestPorts
 from perdure.gateway.rules import EgressRules
 from perdure.gateway.selfservice import SelfService
 from perdure.images.moving import ImageMover
@@ -47,6 +48,7 @@ from perdure.snapshots.store import SnapshotStore
 from perdure.snapshots.weight import weigh
 from perdure.wire.node import (
     Activity,
+    CaptureMode,
     CaptureSpec,
     Checking,
     FromGolden,
@@ -84,6 +86,7 @@ class NodeParts:
     egress: EgressGateway
     selfservice: SelfService
     objects: ObjectParts | None = None
+    ports: GuestPorts | None = None
 
     @property
     def run_root(self) -> Path:
@@ -297,6 +300,8 @@ class NodeSupervisor:
 
     async def capture(self, spec: CaptureSpec) -> SnapshotFacts:
         resident = self._resident(spec.workspace_id, spec.generation)
+        if spec.mode is CaptureMode.HIBERNATE and self._parts.ports is not None:
+            await self._parts.ports.drop(spec.workspace_id, spec.generation)
         facts = await resident.capture(spec)
         self._starter.warming.captured(spec.workspace_id, facts.snapshot_id)
         if resident.is_ended:

@@ -82,6 +82,14 @@ async def test_a_link_never_leads_to_another_host(stage: Stage) -> None:
     assert caller.headers["location"] == "http://demo--80.ws.localhost:7070//evil.example/"
 
 
+async def test_a_target_that_is_no_path_is_refused(stage: Stage) -> None:
+    token = await link(stage)
+    for target in ("@evil.example/", "*", "evil"):
+        caller = host_call(stage, f"{target}?perdure_share={token}", accept="text/html")
+        await caller.ended()
+        assert caller.status == 422 and stage.peers.empty()
+
+
 async def test_with_tls_before_it_no_other_host_can_plant_the_cookie(stage: Stage) -> None:
     token = await link(stage)
     app = HostForm(the_api, stage.services, unlimited(), Domain.parse("https://ws.example.com"), stage.closing)

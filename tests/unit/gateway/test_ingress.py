@@ -91,6 +91,17 @@ async def test_another_generation_never_sees_it() -> None:
         assert len(guest.peers) == 3
 
 
+async def test_a_generation_that_ends_takes_its_connections_along() -> None:
+    """Pools are dropped before a pause, so that none is torn in memory (peers: rows 10 and 11)."""
+    guest = Workspace()
+    async with ports(idle_s=60) as pool:
+        await exchange(pool, guest, 0, generation=1)
+        await pool.drop(WorkspaceId("ws_a"), 2)
+        assert pool.kept(WorkspaceId("ws_a")) == 1
+        await pool.drop(WorkspaceId("ws_a"), 1)
+        assert pool.kept(WorkspaceId("ws_a")) == 0 and guest.peers[0].stream.closed.is_set()
+
+
 async def test_another_port_is_another_connection() -> None:
     guest = Workspace()
     async with ports(idle_s=60) as pool:

@@ -21,7 +21,7 @@ from perdure.api.throttle import Throttle
 from perdure.api.traffic import PORT, REQUEST_ID
 from perdure.api.trail import TRAIL, Trail
 from perdure.core import logs
-from perdure.core.errors import Forbidden, NotFound, PerdureError, Unauthenticated
+from perdure.core.errors import Forbidden, InvalidRequest, NotFound, PerdureError, Unauthenticated
 from perdure.core.ids import DEFAULT_TENANT, RequestId
 from perdure.wire.node import Headers
 
@@ -105,6 +105,8 @@ class HostForm:
         came: Headers = tuple(scope["headers"])
         token, query = take_share(scope["query_string"])
         target = with_query(_origin_form(scope["raw_path"]), query)
+        if not target.startswith(b"/"):
+            raise InvalidRequest("The request's target is not a path.", hint="Ask for a path that begins with '/'.")
         way = Way(Form.HOST, address.port, _host(scope), self._domain.scheme, _client(scope))
         found = StarletteHeaders(scope=scope)
         if headers.is_our_key(found.get("authorization", "").encode("latin-1")):
