@@ -10,7 +10,7 @@ import pytest
 
 from perdure.api.ingress.names import id_label
 from tests.fakes.workspaces import KEY
-from tests.integration.api.stage import Stage, stage
+from tests.integration.api.stage import REQUEST_ID, Stage, stage
 
 NO_WORKSPACE = "ws_" + "0" * 26
 
@@ -27,7 +27,8 @@ async def made(staged: Stage, secret: str, name: str = "demo") -> str:
 
 
 async def at(staged: Stage, label: str, secret: str | None = None, **more: str) -> httpx2.Response:
-    """A request to a host below the domain."""
+    """A request to a host below the domain, always under one id, which an error tells."""
+    more = {"x-request-id": REQUEST_ID, **more}
     key = {"authorization": f"Bearer {secret}"} if secret is not None else {}
     return await staged.http.get("/", headers={"host": f"{label}.ws.localhost", **key, **more})
 
@@ -41,7 +42,7 @@ def told(answer: httpx2.Response, *names: str) -> tuple[int, Any]:
     text = answer.text
     for name in names:
         text = text.replace(name, "NAME")
-    kept = {name: value for name, value in answer.headers.items() if name not in {"date", "perdure-request-id", "content-length"}}
+    kept = {name: value for name, value in answer.headers.items() if name not in {"date", "content-length"}}
     return answer.status_code, (text, kept)
 
 

@@ -162,7 +162,7 @@ def from_program(headers: Headers, status: int, way: Way) -> Headers:
     chunked = any(name == b"transfer-encoding" for name, _ in headers)
     kept: list[tuple[bytes, bytes]] = []
     for name, value in headers:
-        if name in _HOP_BY_HOP or name in named or name in {b"alt-svc", b"date"} or name.startswith(b"perdure-"):
+        if name in _HOP_BY_HOP or name in named or name in {b"alt-svc", b"date", b"x-request-id"} or name.startswith(b"perdure-"):
             continue
         if name == b"content-length" and (chunked or status == 204):
             continue
