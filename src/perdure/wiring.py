@@ -165,6 +165,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         audit = Audit(database, clock, _node_id(settings, clock), settings.audit_keep_days)
         await audit.start()
         stack.push_async_callback(audit.close)
+        feed, webhooks = await stack.enter_async_context(telling.events(settings, clock, database))
         services = Services(
             workspaces=control.workspaces,
             keyed_execs=KeyedExecs(StoredExecKeys(database)),
@@ -181,6 +182,8 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             gauges=ServerGauges(database, control.workspaces, control.node).read,
             quotas=Quotas(database),
             audit=audit,
+            feed=feed,
+            webhooks=webhooks,
         )
         server = ApiServer(services)
         await server.start()

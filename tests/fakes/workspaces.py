@@ -55,6 +55,7 @@ from tests.fakes.access import FakeAccess
 from tests.fakes.audit import FakeAudit
 from tests.fakes.backups import FakeBackups
 from tests.fakes.doctor import doctor
+from tests.fakes.events import FakeFeed, FakeWebhooks
 from tests.fakes.exec_keys import fake_keyed_execs
 from tests.fakes.images import IMAGE, FakeImages
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
@@ -433,7 +434,7 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
     clock = SystemClock()
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
-    records = (FakeQuotas(lambda: workspaces.rows), FakeAudit())
+    records = (FakeQuotas(lambda: workspaces.rows), FakeAudit(), FakeFeed(), FakeWebhooks())
     return Services(workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest, *records), workspaces
 
 

@@ -14,6 +14,7 @@ from perdure.api.deps import Call, admit
 from perdure.api.routes import (
     audit,
     backups,
+    events,
     exec_sockets,
     execs,
     files,
@@ -59,7 +60,8 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
     inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations)
-    for module in (server, images, workspaces, lineage, integrity, *inside, backups, tenants, keys, usage, quotas, audit):
+    records = (backups, tenants, keys, usage, quotas, audit, events)
+    for module in (server, images, workspaces, lineage, integrity, *inside, *records):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

@@ -68,6 +68,11 @@ NEEDS: Mapping[str, Need] = {
     "resume_report": READ,
     "workspace_log": READ,
     "usage": READ,
+    "events": READ,
+    "create_webhook": ADMIN,  # it sends what a tenant does out of the server
+    "list_webhooks": ADMIN,
+    "remove_webhook": ADMIN,
+    "test_webhook": ADMIN,
     "list_snapshots": READ,
     "name_snapshot": OPERATE,
     "push_snapshot": OPERATE,

@@ -13,7 +13,9 @@ from perdure.api.errors import error_info
 from perdure.core.errors import PerdureError
 from perdure.core.ids import TenantId
 from perdure.core.scopes import KeyScope
+from perdure.journal.feed import FeedEvent
 from perdure.metering.usage import Amounts, Usage, total
+from perdure.webhooks.model import Webhook
 from perdure.wire import node, public
 from perdure.workspaces import longsleep, model
 
@@ -225,6 +227,36 @@ def verified(value: model.Verified) -> public.VerifiedSnapshot:
 def log_entry(value: model.JournalEntry) -> public.LogEntry:
     return public.LogEntry(
         seq=value.seq, at=value.at, kind=value.kind, generation=value.generation, body=dict(value.body), hash=value.hash
+    )
+
+
+def feed_event(value: FeedEvent) -> public.FeedEvent:
+    return public.FeedEvent(
+        seq=value.seq,
+        at=value.at,
+        kind=value.kind,
+        workspace_id=value.workspace_id,
+        workspace=value.workspace,
+        entry_seq=value.entry_seq,
+        generation=value.generation,
+        body=dict(value.body),
+    )
+
+
+def webhook(value: Webhook) -> public.WebhookInfo:
+    return public.WebhookInfo(
+        id=value.id,
+        url=value.url,
+        events=list(value.kinds),
+        state=value.state.value,
+        created_at=value.created_at,
+        created_by=value.created_by,
+        pending=value.pending,
+        failed=value.failed,
+        delivered=value.delivered,
+        delivered_at=value.delivered_at,
+        failed_at=value.failed_at,
+        last_error=value.last_error,
     )
 
 

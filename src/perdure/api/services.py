@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -15,7 +15,9 @@ from perdure.core.clock import Clock
 from perdure.core.config import Settings
 from perdure.core.ids import TenantId
 from perdure.core.metrics import Gauges
+from perdure.journal.feed import FeedEvent, Reading, Wanted
 from perdure.metering.usage import Usage
+from perdure.webhooks.model import Webhooks
 from perdure.wire import public
 from perdure.wire.node import Ports
 from perdure.workspaces.exec_keys import KeyedExecs
@@ -49,6 +51,18 @@ class Backups(Protocol):
 
     def make(self, ctx: Context, spec: public.MakeBackup) -> AsyncIterator[public.BackupEvent]:
         """Progress, then one ``done`` event with the backup. Closing the iterator ends it; then there is none."""
+        ...
+
+
+class Events(Protocol):
+    """The feed of a tenant's events."""
+
+    async def begin(self, wanted: Wanted) -> Reading:
+        """Where a reading begins. Raises NotFound for a workspace that never was."""
+        ...
+
+    def read(self, reading: Reading) -> AsyncGenerator[FeedEvent, None]:
+        """In order; ends where the feed ends, or never, when it follows."""
         ...
 
 
@@ -120,3 +134,5 @@ class Services:
     gauges: Gauges
     quotas: Quotas
     audit: AuditLog
+    feed: Events
+    webhooks: Webhooks

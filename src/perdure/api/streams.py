@@ -171,6 +171,44 @@ async def _next(events: AsyncIterator[Answer]) -> Answer:
     return await anext(events)
 
 
+class ServerSentEvents(_Lasting):
+    """The ``text/event-stream`` of the HTML standard. Each event's id is its ``seq``; the first line is the id that the stream
+    begins after, so that a client which loses the connection before its first event misses none."""
+
+    def __init__(self, source: EventSource, stack: AsyncExitStack, closing: asyncio.Event, *, first_id: int) -> None:
+        super().__init__(stack, closing, {"cache-control": "no-store"}, "text/event-stream")
+        self._source = source
+        self._first_id = first_id
+
+    async def _pump(self, send: Send) -> None:
+        await self._start(send)
+        await _part(send, f"id: {self._first_id}\n\n".encode())
+        try:
+            async with aclosing(_paced(self._source)) as events:
+                async for event in events:
+                    if event is self._source.heartbeat:
+                        await _part(send, b": heartbeat\n\n")
+                    else:
+                        await _part(send, f"id: {event.seq}\ndata: ".encode() + event_json(event).encode() + b"\n\n")  # type: ignore[attr-defined]
+        except PerdureError as error:
+            await self._fail(send, error_info(error))
+        except Exception:  # the top of this answer's task: the stream's last event records the failure
+            log.exception("an event stream failed")
+            await self._fail(send, internal_error())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: ErrorInfo) -> None:
+        await _part(send, b"event: error\ndata: " + event_json(self._source.failed(error)).encode() + b"\n\n")
+
+    async def _farewell(self, send: Send) -> None:
+        """Clients connect again by themselves."""
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
 class ContentStream(_Lasting):
     """A file's bytes, or a directory's. With ``length`` the answer has exactly that many or is visibly cut."""
 

@@ -46,6 +46,7 @@ COMMANDS = (
     Entry("checkpoint", "workspaces:checkpoint", "Record a workspace while it runs."),
     Entry("fork", "workspaces:fork", "Make new workspaces that continue where this one is."),
     Entry("log", "workspaces:log", "Show a workspace's thread: what happened to it, in order."),
+    Entry("events", "events:events", "Show what happens to all workspaces, in one order. With --json: one event per line."),
     Entry(
         "usage", "usage:usage", "Say how long workspaces were awake and asleep, and what they used. Deleted ones are included."
     ),
@@ -206,6 +207,12 @@ TENANT = (
         "Throw away the key of a tenant: nothing that it has in the encrypted object store can ever be read again.",
     ),
 )
+WEBHOOK = (
+    Entry("create", "events:create", "Send events to a URL from now on, and print the secret that signs them, this once."),
+    Entry("ls", "events:ls", "List webhooks, with what is still to be delivered."),
+    Entry("rm", "events:rm", "Remove webhooks. What was still to be delivered to them is not any more."),
+    Entry("test", "events:test", "Send a webhook an event of the kind 'test' now. Exits 1 when it was not delivered."),
+)
 #: name, what it is about, its commands
 GROUPS = (
     ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
@@ -213,6 +220,7 @@ GROUPS = (
     ("image", "Images that workspaces start from.", IMAGE),
     ("program", "The program that a workspace keeps running.", PROGRAM),
     ("key", "API keys of a tenant.", KEY),
+    ("webhook", "Where events are sent to.", WEBHOOK),
     ("tenant", "Tenants of the server: nobody sees another one's workspaces.", TENANT),
 )
 

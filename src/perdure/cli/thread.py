@@ -25,7 +25,7 @@ _EVENTS = {
 _KINDS = {
     **{"creating": "created", "hibernating": "falls asleep", "waking": "wakes", "running": "awake", "keep-awake": "kept awake"},
     **{"fork-failed": "fork failed", "wake-at": "to wake by itself", "wake-at-met": "awake in time"},
-    **{"deletion-announced": "deletion announced"},
+    **{"deletion-announced": "deletion announced", "webhook-failed": "webhook fails"},
 }
 _CONFIGURABLE = ("keep_snapshots", "idle_timeout_s", "checkpoint_interval_s", "asleep_after_days", "asleep_action")
 #: Seconds after the time to wake at that are worth telling.
@@ -190,6 +190,10 @@ def _removed(_entry: public.LogEntry, body: Body) -> list[str]:
     return [str(body.get("snapshot_id")), f"was {body['name']}" if body.get("name") else "", _by(body)]
 
 
+def _webhook_failed(_entry: public.LogEntry, body: Body) -> list[str]:
+    return [f"{body.get('webhook_id')}", f"event {body.get('event_seq')} was given up", str(body.get("error")).removesuffix(".")]
+
+
 def _anything(_entry: public.LogEntry, body: Body) -> list[str]:
     """Of a kind that this version does not know: what is short."""
     known = {"event", "from", "to", "alive_until"}
@@ -210,5 +214,6 @@ _TELLERS = {
     "configured": _configured,
     "snapshot-named": _named,
     "snapshot-removed": _removed,
+    "webhook-failed": _webhook_failed,
     **dict.fromkeys(("running", "hibernating", "hibernated", "waking", "failed", "deleted", "salvaged", "detail"), _moved),
 }

@@ -168,6 +168,9 @@ class Settings(BaseModel):
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="A port of 127.0.0.1 that answers GET /metrics without a key; 0: none."
     )
+    webhook_private_allow: tuple[str, ...] = Field(
+        default=(), description="HOST:PORT on private or node addresses that webhooks may be sent to."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages that are logged."
     )
@@ -197,7 +200,7 @@ class Settings(BaseModel):
             raise ValueError("an idle timeout is 5 seconds or more, or 0 for never")
         return value
 
-    @field_validator("allowed_hosts", "egress_private_allow", "store_options", mode="before")
+    @field_validator("allowed_hosts", "egress_private_allow", "webhook_private_allow", "store_options", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -101,11 +101,12 @@ STORE_FETCHED = Counter("perdure_store_fetched_bytes", "From the object store fo
 HTTP_REQUESTS = Counter("perdure_http_requests", "Answered requests by route and class of status.", ("route", "status"))
 HTTP_RECEIVED = Counter("perdure_http_received_bytes", "In bodies of requests, and in WebSocket messages.")
 HTTP_SENT = Counter("perdure_http_sent_bytes", "In bodies of answers, and in WebSocket messages.")
+WEBHOOK_ATTEMPTS = Counter("perdure_webhook_attempts", "Attempts to deliver an event to a webhook.", ("outcome",))
 
 ALL: tuple[Counter | Histogram, ...] = (
     *(WAKE_SECONDS, CREATE_SECONDS, HIBERNATE_SECONDS, CHECKPOINT_SECONDS, CHECKPOINT_PAUSE_SECONDS, FORK_SECONDS),
     *(FAILURES, EXECS, EGRESS, EGRESS_SENT, EGRESS_RECEIVED, STORE_SENT, STORE_FETCHED),
-    *(HTTP_REQUESTS, HTTP_RECEIVED, HTTP_SENT),
+    *(HTTP_REQUESTS, HTTP_RECEIVED, HTTP_SENT, WEBHOOK_ATTEMPTS),
 )
 
 

@@ -167,8 +167,9 @@ class Dialer:
         limits: EgressLimits | None = None,
         resolver: Resolver = resolve_by_system,
         own: Callable[[], frozenset[IPAddress]] = own_addresses,
+        setting: str = "PERDURE_EGRESS_PRIVATE_ALLOW",
     ) -> None:
-        self._operator, self._resolve, self._own = operator, resolver, own
+        self._operator, self._resolve, self._own, self._setting = operator, resolver, own, setting
         self.limits = limits or EgressLimits()
 
     async def open(self, host: str, port: int, rules: EgressRules) -> Outbound:
@@ -182,7 +183,7 @@ class Dialer:
         if not rules.could_allow(target, port):
             raise EgressRefused(not_allowed(target, port))
         addresses = [target] if not isinstance(target, str) else await self._lookup(target)
-        policy = Policy(rules, self._operator, self._own())
+        policy = Policy(rules, self._operator, self._own(), self._setting)
         verdicts = {address: policy.refuses(target, address, port) for address in addresses}
         allowed = [address for address, refusal in verdicts.items() if refusal is None]
         if not allowed:
@@ -193,7 +194,7 @@ class Dialer:
         """Why entries of an allow list lead nowhere as the operator's list is now, a sentence for each. Names are looked up one
         after the other, so that a resolver that hangs costs one thread; one that is not found in time says nothing."""
         entries = sorted(map(parse_entry, allow), key=lambda entry: entry.name is not None)
-        policy = Policy(EgressRules(frozenset(entries)), self._operator, self._own())
+        policy = Policy(EgressRules(frozenset(entries)), self._operator, self._own(), self._setting)
         said: list[str | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.foresight_s):

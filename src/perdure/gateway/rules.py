@@ -176,6 +176,7 @@ class Policy:
     rules: EgressRules
     operator: EgressRules = NOTHING
     own: Collection[IPAddress] = ()
+    setting: str = "PERDURE_EGRESS_PRIVATE_ALLOW"  # where the operator's list is, for sentences
 
     def refuses(self, host: str | IPAddress, address: IPAddress, port: int) -> str | None:
         """None when allowed, otherwise the reason as a sentence. ``host`` as asked for, ``address`` what it resolved to."""
@@ -195,7 +196,7 @@ class Policy:
         granted = (by_name and self.operator.covers_name(host, port)) or (
             by_address and self.operator.covers_address(address, port)
         )
-        return None if granted else why + _operator_too(f"{show(host)}:{port}")
+        return None if granted else why + self._operator_too(f"{show(host)}:{port}")
 
     def refuses_all(self, entry: Entry, found: Collection[IPAddress]) -> str | None:
         """Why nothing gets through that this entry of the rules allows; None when something may. ``found``: where its name
@@ -217,14 +218,13 @@ class Policy:
         why = f"{where} is refused: these are {kind} addresses, "
         if kind in NEVER:
             return why + _NOBODY
-        return None if self.operator.touches(network, port) else why + _operator_too(where)
+        return None if self.operator.touches(network, port) else why + self._operator_too(where)
+
+    def _operator_too(self, where: str) -> str:
+        return f"which the operator must allow too ({self.setting}={where})."
 
 
 _NOBODY = "to which no workspace connects."
-
-
-def _operator_too(where: str) -> str:
-    return f"which the operator must allow too (PERDURE_EGRESS_PRIVATE_ALLOW={where})."
 
 
 def not_allowed(host: str | IPAddress, port: int) -> str:

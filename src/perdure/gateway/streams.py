@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Iterator
 
 from perdure.core.errors import Busy, MachineFailed, StaleGeneration
@@ -32,6 +33,13 @@ class SocketStream:
             await self._writer.drain()
         except OSError as error:
             raise MachineFailed(f"The peer broke the connection: {error.strerror or error}.") from error
+
+    async def secure(self, context: ssl.SSLContext, name: str) -> None:
+        """Speak TLS from here on, with a peer whose certificate is for ``name``. Raises MachineFailed."""
+        try:
+            await self._writer.start_tls(context, server_hostname=name)
+        except OSError as error:  # of which ssl's own is one
+            raise MachineFailed(f"The peer offers no TLS that can be trusted: {error}.") from error
 
     async def close_write(self) -> None:
         # A peer that is gone already needs no end of stream.

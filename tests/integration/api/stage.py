@@ -20,7 +20,11 @@ from perdure.access.service import AccessService
 from perdure.access.shares import ShareService
 from perdure.api.server import ApiServer
 from perdure.core.config import Settings
+from perdure.core.errors import Unavailable
 from perdure.core.scopes import KeyScope
+from perdure.journal.feed import Feed
+from perdure.webhooks.sending import Sender
+from perdure.webhooks.service import WebhookParts, WebhookService
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
 from tests.fakes.control_plane import ControlPlane, control_plane
 from tests.fakes.workspaces import KEY, fake_services
@@ -59,6 +63,14 @@ class Stage:
         return await self.http.request(method, path, headers=headers, **options)
 
 
+async def _anywhere(_host: str, _port: int) -> None:
+    return None
+
+
+async def _nobody(host: str, port: int) -> Any:
+    raise Unavailable(f"Nobody is at {host}:{port}.")
+
+
 @asynccontextmanager
 async def stage(**given: Any) -> AsyncIterator[Stage]:
     """``given`` are settings."""
@@ -68,17 +80,20 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
     settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None, **given)
     try:
         async with control_plane(settings=settings) as plane:
-            access = AccessService(plane.database, plane.clock, KEY)
+            access, feed = AccessService(plane.database, plane.clock, KEY), Feed(plane.database)
             audit = Audit(plane.database, plane.clock, "test", settings.audit_keep_days)
             shares = ShareService(plane.database, b"k" * 32)
+            webhooks = WebhookService(WebhookParts(plane.database, plane.clock, feed, Sender(_nobody), _anywhere, b"r" * 32))
             real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
             real["keyed_execs"] = KeyedExecs(StoredExecKeys(plane.database))
-            services = replace(fake_services(settings, access)[0], **real)
+            services = replace(fake_services(settings, access)[0], **real, feed=feed, webhooks=webhooks)
             server = ApiServer(services)
             await server.start()
+            await feed.start()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
                 yield Stage(plane, access, audit, http, settings)
             await server.stop()
             await services.ports.close()
+            await feed.close()
     finally:
         shutil.rmtree(home)

@@ -31,6 +31,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "wake_at": {"json": {"in_s": 3600}},
     "name_snapshot": {"json": {"name": "mine"}},
     "configure_workspace": {"json": {"keep_snapshots": 0}},
+    "events": {"params": {"follow": "false"}},
+    "create_webhook": {"json": {"url": "https://example.org/hook"}},
     "read_file": {"params": {"path": "/x"}},
     "write_file": {"params": {"path": "/x"}, "content": b"stolen"},
     "stat_file": {"params": {"path": "/x"}},

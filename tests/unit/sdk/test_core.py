@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from perdure.core.errors import (
     Busy,
     InvalidRequest,
     NoSpace,
+    NotFound,
     PerdureError,
     QuotaExceeded,
     RateLimited,
@@ -23,6 +25,7 @@ from perdure.core.errors import (
 )
 from perdure.sdk import _core
 from perdure.sdk._core import Collector, Follower, Output
+from perdure.sdk._feed import FeedReader
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, rebuild
 from perdure.wire import public
 
@@ -202,3 +205,39 @@ def test_refs_cannot_change_the_route(ref: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a workspace"):
         _core.workspace_path(ref)
     assert _core.workspace_path("demo@lost-1", "x?y") == "/v1/workspaces/demo%40lost-1/x%3Fy"
+
+
+# -------------------------------------------------------------------------------------------------------------------- feed
+
+
+def fed(reader: FeedReader, *lines: str) -> list[int]:
+    found = [reader.feed(line.encode()) for line in lines]
+    return [one.seq for one in found if one is not None]
+
+
+def event_line(seq: int) -> str:
+    body = {"seq": seq, "at": "2026-03-01T00:00:00Z", "kind": "running", "entry_seq": 1, "generation": 1, "body": {}}
+    return "data: " + json.dumps(body)
+
+
+def test_a_reader_of_the_feed_goes_on_after_what_it_has_heard() -> None:
+    reader = FeedReader({"last": 5, "follow": True, "workspace": None}, ["a", "b"])
+    assert reader.next_call().query == (("last", "5"), ("follow", "true"), ("kind", "a"), ("kind", "b"))
+    assert fed(reader, "id: 40", ": heartbeat") == []
+    assert dict(reader.next_call().query)["after"] == "40", "before its first event too"
+    assert fed(reader, "id: 41", event_line(41), "id: 42\r", event_line(42)) == [41, 42]
+    assert reader.next_call().query == (("follow", "true"), ("after", "42"), ("kind", "a"), ("kind", "b"))
+
+
+def test_a_reader_of_the_feed_is_told_what_ended_it_and_gives_up() -> None:
+    reader = FeedReader({}, ())
+    with pytest.raises(NotFound, match="Gone"):
+        fed(reader, "event: error", 'data: {"error": {"code": "not_found", "message": "Gone."}}')
+    lost, away = ConnectionLost("Lost."), ServerUnreachable("Nobody.")
+    with pytest.raises(ServerUnreachable):
+        FeedReader({}, ()).broke(away)
+    waits = [reader.broke(error) for error in (lost, away, lost)]
+    assert waits == sorted(waits)
+    with pytest.raises(ConnectionLost):
+        for _ in range(_core.RECONNECTS + 1):
+            reader.broke(lost)

@@ -109,7 +109,7 @@ class AsyncProgram:
         while True:
             try:
                 call = _core.get(self._path("logs"), tail=None if offset is not None else tail, offset=offset, follow=follow)
-                async for line in self._workspace.client.events(call):
+                async for line in self._workspace.client.ndjson(call):
                     chunk = _chunk(line)
                     breaks = 0
                     if chunk is not None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -19,6 +19,7 @@ from perdure.core.errors import PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import pause
 from perdure.sdk._core import Call
+from perdure.sdk._feed import FeedReader
 from perdure.sdk._options import QuotaOptions
 from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
@@ -122,7 +123,7 @@ class Client:
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response
 
-    def events(self, call: Call) -> Iterator[bytes]:
+    def ndjson(self, call: Call) -> Iterator[bytes]:
         """The lines of an NDJSON answer."""
         with self.stream(call) as response:
             buffer = bytearray()
@@ -189,7 +190,7 @@ class Client:
         """Check every stored byte of a workspace's snapshots, of one of them, or of all workspaces; with ``boot`` also start each
         in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing."""
         body = _core.checked(public.VerifySnapshots, workspace=workspace, snapshot=snapshot, boot=boot)
-        for line in self.events(_core.post("/v1/snapshots/verify", body.model_dump(mode="json"))):
+        for line in self.ndjson(_core.post("/v1/snapshots/verify", body.model_dump(mode="json"))):
             event = _core.verify_event(line)
             if event.type != "heartbeat":
                 yield event
@@ -199,7 +200,7 @@ class Client:
         works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it. ``skip_damaged``: damaged
         snapshots are left out, and named in it."""
         body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key, skip_damaged=skip_damaged)
-        for line in self.events(_core.post("/v1/backups", body.model_dump(mode="json"))):
+        for line in self.ndjson(_core.post("/v1/backups", body.model_dump(mode="json"))):
             event = _core.backup_event(line)
             if event.type != "heartbeat":
                 yield event
@@ -225,8 +226,59 @@ class Client:
         ``sources`` are the contents of the files that the recipe names as ``source``. Yields the progress, last ``done``.
         """
         body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
-        for line in self.events(_core.post("/v1/images", body.model_dump(mode="json"))):
+        for line in self.ndjson(_core.post("/v1/images", body.model_dump(mode="json"))):
             yield _core.image_event(line)
+
+    # -------------------------------------------------------------------------------------------------------------- events
+
+    def events(
+        self,
+        *,
+        after: int | None = None,
+        last: int | None = None,
+        workspace: str | None = None,
+        kinds: Sequence[str] = (),
+        follow: bool = True,
+    ) -> Iterator[public.FeedEvent]:
+        """What happens to the tenant's workspaces, in one order, none left out; a broken connection is taken up where it broke.
+
+        ``after``: the ``seq`` that was read last (0: from the beginning); ``last``: begin so many events before the end; neither:
+        from now on, or everything when it does not ``follow``. ``workspace``: an id or a name, also of a deleted one.
+        """
+        query = {"after": after, "last": last, "workspace": workspace, "follow": follow}
+        reader = FeedReader(query, kinds)
+        while True:
+            try:
+                with self.stream(reader.next_call()) as response:
+                    buffer = bytearray()
+                    for chunk in response.iter_raw():
+                        for line in _core.lines(buffer, chunk):
+                            event = reader.feed(line)
+                            if event is not None:
+                                yield event
+                if not follow:
+                    return
+                raise ConnectionLost("The server ended the feed.")
+            except PerdureError as error:
+                pause(reader.broke(error))
+
+    def create_webhook(self, url: str, events: Sequence[str] = ()) -> public.CreatedWebhook:
+        """Send the tenant's events (of these kinds; none: all) to a URL from now on, signed by the scheme of Standard Webhooks.
+        No other answer ever has the ``secret``."""
+        body = _core.checked(public.CreateWebhook, url=url, events=list(events))
+        return self.fetch(_core.post("/v1/webhooks", body.model_dump(mode="json")), public.CreatedWebhook)
+
+    def webhooks(self) -> list[public.WebhookInfo]:
+        """Oldest first, with what is still to be delivered and what was given up."""
+        return (self.fetch(_core.get("/v1/webhooks"), public.WebhookList)).webhooks
+
+    def remove_webhook(self, webhook_id: str) -> None:
+        """What was still to be delivered is not any more."""
+        self.request(Call("DELETE", f"/v1/webhooks/{quote(webhook_id, safe='')}"))
+
+    def test_webhook(self, webhook_id: str) -> public.WebhookTested:
+        """Have an event of the kind ``test`` sent now, once, and say what became of it."""
+        return self.fetch(_core.post(f"/v1/webhooks/{quote(webhook_id, safe='')}/test"), public.WebhookTested)
 
     # -------------------------------------------------------------------------------------------------------- keys, tenants
 

@@ -1,0 +1,68 @@
+"""The feed of events, and webhooks that it is sent to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from perdure.wire.public.common import Answer, Body, Text
+
+
+class FeedEvent(Answer):
+    """An entry of a workspace's thread with its number in the tenant's feed. Numbers have no holes."""
+
+    seq: int
+    at: datetime
+    kind: str
+    workspace_id: str | None = Field(default=None, description="null: it is about the tenant as a whole.")
+    workspace: str | None = Field(default=None, description="The workspace's name.")
+    entry_seq: int = Field(description="The entry's number in its own thread.")
+    generation: int
+    body: dict[str, Any]
+
+
+class CreateWebhook(Body):
+    """``events``: kinds as in a thread, such as ``hibernated`` and ``failed``; none means all."""
+
+    url: Annotated[str, Field(max_length=2048)]
+    events: list[Text] = Field(default_factory=list, max_length=50)
+
+
+class WebhookInfo(Answer):
+    """``state``: ``failing`` when an event was given up after a day and none has been delivered since. ``pending`` and ``failed``
+    count events that are still to be delivered, and that were given up; ``last_error`` is empty after one was delivered."""
+
+    id: str
+    url: str
+    events: list[str]
+    state: str
+    created_at: datetime
+    created_by: str
+    pending: int
+    failed: int
+    delivered: int
+    delivered_at: datetime | None
+    failed_at: datetime | None
+    last_error: str
+
+
+class CreatedWebhook(Answer):
+    """The only answer that has the secret with which the receiver checks signatures (Standard Webhooks)."""
+
+    webhook: WebhookInfo
+    secret: str
+
+
+class WebhookList(Answer):
+    webhooks: list[WebhookInfo]
+
+
+class WebhookTested(Answer):
+    """``status``: what the receiver answered, null where it did not; ``error`` is empty when it was delivered."""
+
+    delivered: bool
+    status: int | None
+    error: str
+    seconds: float
