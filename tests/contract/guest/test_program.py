@@ -280,7 +280,8 @@ async def test_what_a_program_started_ends_with_it(real_program: Place) -> None:
     assert (await place.run(f"until pgrep -fc '[s]leep {tag}' | grep -q 2; do sleep 0.1; done; echo two")).stdout == b"two\n"
     status = await place.guest.program()
     await place.run(f"kill -9 {status.pid}")
-    after = await until(place, lambda status: status.restarts > 0 and status.state is ProgramState.RUNNING)
+    before = status.restarts
+    after = await until(place, lambda status: status.restarts > before and status.state is ProgramState.RUNNING)
     assert after.last is not None and (after.last.exit_code, after.last.signal) == (137, signal.SIGKILL)
     await place.guest.act_on_program(ProgramAct.STOP)
     assert (await place.run(f"while pgrep -f '[s]leep {tag}'; do sleep 0.1; done >/dev/null; echo gone")).stdout == b"gone\n"
