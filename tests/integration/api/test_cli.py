@@ -97,6 +97,7 @@ def test_show(perdure: Run) -> None:
         "  isolation    vm-emulated: jail, seccomp, own user, memory limit, cpu limit, pids limit\n"
         "               no readonly base: QEMU before 8.2\n"
         "  stored       nothing yet\n"
+        "  in use       last used 3 min ago; sleeps in 12 min if nobody uses it\n"
         "  sleeps after 15 min\n"
         "  checkpoints  every 60 s\n"
         "  may reach    nothing\n"
