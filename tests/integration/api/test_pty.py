@@ -144,10 +144,10 @@ async def test_async_surface(server: FakeServer) -> None:
                     shown += data
 
             watching = asyncio.create_task(watch())
-            await pty.send("size\r")
-            await pty.send_signal(28)
             await pty.resize(31, 100)
+            await pty.send_signal(28)
+            await pty.send("size\r")
             await pty.send("exit 2\r")
             await watching
             assert pty.outcome is not None
-            assert (pty.outcome.exit_code, b"30 100" in shown, pty.lost) == (2, True, 0)
+            assert (pty.outcome.exit_code, b"31 100" in shown, pty.lost) == (2, True, 0)
