@@ -53,7 +53,7 @@ class Answer:
         document = json.loads(self.err)
         assert set(document) == {"error"}, document
         error = document["error"]
-        assert set(error) - {"details"} == {"code", "message", "hint", "retryable", "ambiguous", "gone"}, error
+        assert set(error) - {"details", "request_id"} == {"code", "message", "hint", "retryable", "ambiguous", "gone"}, error
         assert error["message"].endswith(".") and error["hint"], error
         assert self.code != 0 and self.out == b"", self
         found: dict[str, Any] = error

@@ -25,7 +25,7 @@ from perdure.backup.service import BackupService
 from perdure.core import ids
 from perdure.core.clock import SystemClock, epoch_ms
 from perdure.core.config import Settings
-from perdure.core.errors import PerdureError
+from perdure.core.errors import NotFound, PerdureError
 from perdure.core.ids import NodeId
 from perdure.db.database import Database
 from perdure.db.migrations import migrate
@@ -273,10 +273,17 @@ class Recovering:
         self._expected.write_text(json.dumps({key: name for key, name in names.items() if key in own}))
         await self._go_on()
 
-    async def _go_on(self) -> None:
+    async def _go_on(self) -> bool:
+        """Whether the store holds anything. It must if something is expected: a store of what has captured nothing is refused."""
         async with _open(self.url) as database:
             into = Into(database, lambda: NodeId("nod_recovered"), Defaults(900, 60))
-            await recover(self._remote(), StoreCatalogue(database), into, lambda _: None)
+            try:
+                await recover(self._remote(), StoreCatalogue(database), into, lambda _: None)
+            except NotFound as error:
+                if expected := json.loads(self._expected.read_text()):
+                    raise Violation(f"{sorted(expected.values())} were copied into a store that holds nothing") from error
+                return False
+        return True
 
     async def check(self) -> None:
         """A catalogue is there as a whole, or not at all and can be made again. Raises Violation."""
@@ -284,8 +291,9 @@ class Recovering:
             return
         async with _open(self.url) as database:
             row = await database.one("catalogue.is_empty")
-        if row is not None and row["is_empty"]:
-            await self._go_on()
+        if row is not None and row["is_empty"] and not await self._go_on():
+            self._expected.unlink()
+            return
         expected = json.loads(self._expected.read_text())
         async with _open(self.url) as database:
             rows = {row["id"]: row for row in await database.all("backup.workspaces")}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.core.clock import SystemClock
 from perdure.core.errors import Conflict, InvalidRequest
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_program import GuestProgram, ping_of, status_of
@@ -78,10 +79,13 @@ class OldAgent(GuestProgram):
     def _note_ended(self, exec_id: ExecId) -> None:
         raise AssertionError
 
+    def _note_watched(self, exec_id: ExecId) -> None:
+        raise AssertionError
+
 
 async def test_an_agent_of_an_earlier_release_is_told_to_be_one() -> None:
     """(peers: row 20)"""
-    link = OldAgent(1.0)
+    link = OldAgent(1.0, SystemClock())
     calls = [link.program(), link.act_on_program(ProgramAct.START), link.set_program(None), link.set_program(ProgramSpec(("a",)))]
     for call in calls:
         with pytest.raises(Conflict, match="of an earlier release") as caught:
