@@ -3,7 +3,7 @@
 
     src/perdure/sdk/_async/*.py  ->  src/perdure/sdk/_sync/*.py
 
-Works on tokens: names are mapped, ``async`` and ``await`` dropped; in strings only the names of classes change.
+Works on tokens: names are mapped, ``async`` and ``await`` dropped; in strings only the names of classes change, and examples.
 """
 
 from __future__ import annotations
@@ -68,8 +68,12 @@ def convert(text: str) -> str:
     return "".join([*pieces, text[done:]])
 
 
+EXAMPLE = re.compile(r"^[ \t]*(?:>>>|\.\.\.) .*$", re.MULTILINE)
+
+
 def prose(text: str) -> str:
-    """Names that stand in docstrings and comments."""
+    """Names that stand in docstrings and comments, and examples, which are code."""
+    text = EXAMPLE.sub(lambda line: re.sub(r"\b(?:async|await) ", "", line[0]).replace("aclose()", "close()"), text)
     text = re.sub(r"\basync (with|for)\b", r"\1", text).replace("``await ", "``")
     return re.sub(r"\bAsync(?=[A-Z])", "", text)
 

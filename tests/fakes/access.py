@@ -1,38 +1,84 @@
-"""A server without tenants: it knows the operator's key and no other."""
+"""Tenants and keys in memory. Of the keys only the operator's opens anything."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timedelta
+
 from perdure.access.model import OPERATOR, Key, NewKey, Principal, Tenant
-from perdure.core.errors import NotFound, Unavailable
-from perdure.core.ids import TenantId
+from perdure.core.errors import AlreadyExists, NotFound
+from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId, check_name
+from perdure.core.paging import WHOLE, Page, Place
+from perdure.core.scopes import KeyState
+from tests.fakes.memory_guest import MOMENT
+
+DEFAULT = Tenant(DEFAULT_TENANT, "default", MOMENT, "installation")
 
 
 class FakeAccess:
     def __init__(self, operator_key: str) -> None:
         self._operator_key = operator_key
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all of them but the default tenant."""
+        self._tenants = [DEFAULT]
+        self._keys: list[Key] = []
 
     async def authenticate(self, secret: str) -> Principal | None:
         return OPERATOR if secret == self._operator_key else None
 
     async def create_key(self, caller: Principal, new: NewKey) -> tuple[Key, str]:
-        raise Unavailable("There are no keys here.")
+        check_name(new.name, "key")
+        tenant_id = await self._tenant_id(new.tenant)
+        if any(one.name == new.name and one.state is KeyState.ACTIVE for one in self._of(tenant_id)):
+            raise AlreadyExists(f"There is a key named {new.name!r} already.", hint="Choose another name.")
+        expires_at = None if new.expires_s is None else MOMENT + timedelta(seconds=new.expires_s)
+        secret = f"pdk_{len(self._keys):039d}"
+        who = (KeyId(f"key_{len(self._keys):026d}"), tenant_id, new.name, secret[:12], new.scopes)
+        key = Key(*who, KeyState.ACTIVE, self._later(len(self._keys)), caller.name, expires_at, None, None, None)
+        self._keys.append(key)
+        return key, secret
 
-    async def keys(self, caller: Principal, tenant: str | None = None) -> list[Key]:
-        raise Unavailable("There are no keys here.")
+    async def keys(self, caller: Principal, tenant: str | None = None, page: Page = WHOLE) -> list[Key]:
+        found = self._of(await self._tenant_id(tenant))
+        return [one for one in found if page.holds(Place(one.created_at, one.id))][: page.sought]
 
     async def revoke(self, caller: Principal, ref: str, tenant: str | None = None) -> Key:
-        raise Unavailable("There are no keys here.")
+        for key in self._of(await self._tenant_id(tenant)):
+            if key.id == ref or (key.name == ref and key.state is KeyState.ACTIVE):
+                revoked = replace(key, state=KeyState.REVOKED, revoked_at=MOMENT, revoked_by=caller.name)
+                self._keys[self._keys.index(key)] = revoked
+                return revoked
+        raise NotFound(f"There is no key {ref!r}.", hint="List them with 'perdure key ls'.")
 
     async def create_tenant(self, caller: Principal, name: str) -> Tenant:
-        raise Unavailable("There are no tenants here.")
+        check_name(name, "tenant")
+        if any(one.name == name for one in self._tenants):
+            raise AlreadyExists(f"There is a tenant named {name!r} already.", hint="Choose another name.")
+        made = Tenant(TenantId(f"ten_{len(self._tenants):026d}"), name, self._later(len(self._tenants)), caller.name)
+        self._tenants.append(made)
+        return made
 
     async def find_tenant(self, ref: str) -> Tenant | None:
-        return None
+        return next((one for one in self._tenants if ref in {one.id, one.name}), None)
 
-    async def tenants(self) -> list[Tenant]:
-        raise Unavailable("There are no tenants here.")
+    async def tenants(self, page: Page = WHOLE) -> list[Tenant]:
+        return [one for one in self._tenants if page.holds(Place(one.created_at, one.id))][: page.sought]
 
     async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:
-        if ref in {None, caller.tenant_id}:
-            return caller.tenant_id
-        raise NotFound(f"There is no tenant {ref!r}.")
+        return await self._tenant_id(ref)
+
+    @staticmethod
+    def _later(count: int) -> datetime:
+        """Each is made a second after the one before."""
+        return MOMENT + timedelta(seconds=count)
+
+    def _of(self, tenant_id: TenantId) -> list[Key]:
+        return [one for one in self._keys if one.tenant_id == tenant_id]
+
+    async def _tenant_id(self, ref: str | None) -> TenantId:
+        found = await self.find_tenant(ref or DEFAULT_TENANT)
+        if found is None:
+            raise NotFound(f"There is no tenant {ref!r}.", hint="List them with 'perdure tenant ls'.")
+        return found.id

@@ -1,8 +1,8 @@
 """A ``wire.node.Guest`` in memory, for tests of what stands above it: a tree of files and a handful of commands.
 
 Commands: ``true``, ``false``, ``exit N``, ``echo …``, ``warn …`` (stderr), ``env NAME``, ``pwd``, ``whoami``, ``cat`` (stdin to
-stdout), ``bytes HEX``, ``spew N`` (N bytes), ``size`` (of its terminal), ``hang`` (until it is ended). A shell string is split
-into words; several commands are joined by ``;``. On a terminal without a command there is a ``FakeShell``.
+stdout), ``bytes HEX``, ``spew N`` (N bytes), ``size`` (of its terminal), ``hang`` and ``sleep`` (until they are ended). A shell
+string is split into words; several commands are joined by ``;``. On a terminal without a command there is a ``FakeShell``.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class MemoryGuest(MemoryFiles):
         elif name == "cat":
             while command.has_stdin and (data := await command.stdin.get()) is not None:
                 command.put("stdout", data)
-        elif name == "hang":
+        elif name in {"hang", "sleep"}:
             await asyncio.Event().wait()
         else:
             raise FileNotFoundError(f"there is no command {name!r}")

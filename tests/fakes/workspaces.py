@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from perdure.core.errors import (
     Unavailable,
 )
 from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.core.paging import WHOLE, Page, Place
 from perdure.gateway.addresses import IPAddress
 from perdure.gateway.egress import Dialer
 from perdure.gateway.ingress import GuestPorts
@@ -32,6 +33,7 @@ from perdure.wire import node
 from perdure.wire.node import Confinement, Isolation, MachineSize, MemoryFate
 from perdure.workspaces import checks
 from perdure.workspaces.model import (
+    ANY,
     Awake,
     Context,
     CreateWorkspace,
@@ -39,6 +41,7 @@ from perdure.workspaces.model import (
     Idleness,
     JournalEntry,
     Kept,
+    Metered,
     Recovery,
     ResumeReport,
     Snapshot,
@@ -47,6 +50,7 @@ from perdure.workspaces.model import (
     TreeNode,
     Verified,
     Verifying,
+    Wanted,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -70,6 +74,15 @@ KEY = "pdk_test-key"
 IDLE = Idleness(180.0, (), 720.0)  # of every one that is awake
 
 
+def _is_wanted(row: Workspace, wanted: Wanted) -> bool:
+    return (
+        (not wanted.states or row.state in wanted.states)
+        and all(row.metadata.get(key) == value for key, value in wanted.metadata.items())
+        and wanted.image in {None, row.image, row.image_name}
+        and row.name.startswith(wanted.name_prefix or "")
+    )
+
+
 class FakeWorkspaces(FakeTenants, FakeTimers):
     """Commands of ``workspaces.model.Workspaces`` over worlds in memory. ``wakes`` counts wakes per name."""
 
@@ -81,7 +94,9 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
         self.journal: dict[WorkspaceId, list[JournalEntry]] = {}
         self.reports: dict[WorkspaceId, ResumeReport] = {}
         self.held: dict[WorkspaceId, int] = {}
+        self.readings: dict[str, node.Reading] = {}  # by name
         self.wakes: dict[str, int] = {}
+        self.requests: dict[str, str] = {}  # key of the request -> name of what it has made
         self.calls: list[Context] = []
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
@@ -147,12 +162,15 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
         if spec.image != "base":
             raise NotFound(f"There is no image {spec.image!r}.", hint="Images: base.")
         if any(row.name == spec.name for row in self.rows.values()):
+            if spec.request_key is not None and self.requests.get(spec.request_key) == spec.name:
+                return await self.wake(ctx, spec.name)
             raise AlreadyExists(f"A workspace named {spec.name!r} exists already.", hint="Choose another name.")
         checks.check_long_sleep(spec.asleep_after_days, spec.asleep_action)
         if spec.memory_mib is not None and spec.memory_mib < 256:
             raise InvalidRequest(f"{spec.memory_mib} MiB are too little for the image 'base'.", hint="It needs 256 MiB.")
         row = self._row(WorkspaceId(self._mint("ws")), spec)
         self.rows[row.id] = row
+        self.requests[spec.request_key or ""] = spec.name
         self.worlds[row.id] = World()
         self.worlds[row.id].environment = dict(spec.environment)
         await self._held_up()
@@ -200,15 +218,13 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
         self.lookups += 1
         return self.find_row(ref)
 
-    async def find(
-        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
-    ) -> list[Workspace]:
-        wanted = (metadata or {}).items()
-        return [
-            row
-            for row in self.rows.values()
-            if (not states or row.state in states) and all(row.metadata.get(key) == value for key, value in wanted)
-        ]
+    async def find(self, ctx: Context, wanted: Wanted = ANY, page: Page = WHOLE) -> list[Workspace]:
+        found = [row for row in self.rows.values() if _is_wanted(row, wanted) and page.holds(Place(row.created_at, row.id))]
+        return sorted(found, key=lambda row: (row.created_at, row.id))[: page.sought]
+
+    async def meters(self, ctx: Context) -> list[Metered]:
+        awake = sorted((row for row in self.rows.values() if row.id in self.guests), key=lambda row: row.name)
+        return [Metered(row, self.readings.get(row.name, node.Reading(0.0, 0, 0, "fake"))) for row in awake]
 
     async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
         row = self.find_row(ref)
@@ -336,9 +352,10 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
         return self.history.get(self.find_row(ref).id, [])
 
-    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
+    async def lineage(self, ctx: Context, ref: str, page: Page = WHOLE) -> list[SnapshotPlace]:
         row = self.find_row(ref)
-        return [self._place(row, one) for one in self.history.get(row.id, [])]
+        found = [one for one in self.history.get(row.id, []) if page.holds(Place(one.created_at, one.id))]
+        return [self._place(row, one) for one in found[: page.sought]]
 
     def _place(self, row: Workspace, one: Snapshot) -> SnapshotPlace:
         head = one.id == row.head_snapshot_id

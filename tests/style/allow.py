@@ -46,6 +46,7 @@ ALLOW: dict[str, dict[str, str]] = {
     },
     "broad-except": {
         "src/perdure/cli/main.py::main": "the top of the program: a defect is told in one sentence too",
+        "src/perdure/cli/main.py::_complete": "the top of the program for a shell that draws its prompt: told by the exit code",
         "src/perdure/core/inbox.py::Inbox._attempt": "the top of a job: told to the caller, recorded by the owner's on_defect",
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
         "src/perdure/api/streams.py::ServerSentEvents._pump": "the top of an answer's task; the last event records it",

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId
+from perdure.core.paging import WHOLE, Page
 from perdure.core.scopes import KeyScope, KeyState, granted
 
 
@@ -83,8 +84,8 @@ class Access(Protocol):
         """The key and its secret, which nobody can ask for again. Raises AlreadyExists for a name in use."""
         ...
 
-    async def keys(self, caller: Principal, tenant: str | None = None) -> list[Key]:
-        """Revoked and expired ones too, newest last."""
+    async def keys(self, caller: Principal, tenant: str | None = None, page: Page = WHOLE) -> list[Key]:
+        """Revoked and expired ones too, newest last; ``page.sought`` of them where there are so many."""
         ...
 
     async def revoke(self, caller: Principal, ref: str, tenant: str | None = None) -> Key:
@@ -99,8 +100,8 @@ class Access(Protocol):
         """By id or name."""
         ...
 
-    async def tenants(self) -> list[Tenant]:
-        """Oldest first."""
+    async def tenants(self, page: Page = WHOLE) -> list[Tenant]:
+        """Oldest first; ``page.sought`` of them where there are so many."""
         ...
 
     async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:

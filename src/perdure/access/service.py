@@ -13,6 +13,7 @@ from perdure.access.model import OPERATOR, Key, NewKey, Principal, Tenant
 from perdure.core.clock import Clock, epoch_ms
 from perdure.core.errors import AlreadyExists, InvalidRequest, MissingScope, NoSpace, NotFound
 from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId, check_name, mint
+from perdure.core.paging import WHOLE, Page
 from perdure.core.scopes import KeyScope, KeyState
 from perdure.db.database import Database
 
@@ -101,9 +102,9 @@ class AccessService:
         assert row is not None, "an insert returns its row"
         return _key(row), secret
 
-    async def keys(self, caller: Principal, tenant: str | None = None) -> list[Key]:
+    async def keys(self, caller: Principal, tenant: str | None = None, page: Page = WHOLE) -> list[Key]:
         tenant_id = await self.tenant_of(caller, tenant)
-        return [_key(row) for row in await self._database.all("keys.of_tenant", tenant_id=tenant_id)]
+        return [_key(row) for row in await self._database.all("keys.of_tenant", tenant_id=tenant_id, **_bounds(page))]
 
     async def revoke(self, caller: Principal, ref: str, tenant: str | None = None) -> Key:
         tenant_id = await self.tenant_of(caller, tenant)
@@ -131,8 +132,8 @@ class AccessService:
         row = await self._database.one("tenants.by_ref", ref=ref)
         return None if row is None else _tenant(row)
 
-    async def tenants(self) -> list[Tenant]:
-        return [_tenant(row) for row in await self._database.all("tenants.all")]
+    async def tenants(self, page: Page = WHOLE) -> list[Tenant]:
+        return [_tenant(row) for row in await self._database.all("tenants.all", **_bounds(page))]
 
     async def tenant_of(self, caller: Principal, ref: str | None) -> TenantId:
         """The tenant meant. Whoever is not the operator learns nothing about others, not even whether they exist."""
@@ -146,6 +147,10 @@ class AccessService:
         if found is None:
             raise NotFound(f"There is no tenant {ref!r}.", hint="List them with 'perdure tenant ls'.")
         return found.id
+
+
+def _bounds(page: Page) -> dict[str, Any]:
+    return {"after_at": page.after_at, "after_id": page.after_id, "limit": page.sought}
 
 
 def _key(row: dict[str, Any]) -> Key:

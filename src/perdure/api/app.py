@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse
@@ -11,6 +10,7 @@ from fastapi.responses import JSONResponse
 import perdure
 from perdure.api import errors
 from perdure.api.deps import Call, admit
+from perdure.api.document import ANSWERS, describe
 from perdure.api.routes import (
     audit,
     backups,
@@ -35,11 +35,6 @@ from perdure.api.routes import (
     workspaces,
 )
 from perdure.api.services import Services
-from perdure.wire import public
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": public.ErrorAnswer} for status in (401, 403, 404, 409, 422, 429, 503)
-}
 
 
 def create_app(services: Services) -> FastAPI:
@@ -58,7 +53,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.closing = asyncio.Event()
     app.state.exec_handles = {}
     errors.install(app)
-    v1 = APIRouter(prefix="/v1", responses=ERRORS, dependencies=[Depends(admit)])
+    v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
     inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations)
     records = (backups, tenants, keys, usage, quotas, audit, events)
     for module in (server, images, workspaces, lineage, integrity, *inside, *records):
@@ -69,5 +64,6 @@ def create_app(services: Services) -> FastAPI:
         return JSONResponse(app.openapi())
 
     app.include_router(v1)
-    app.include_router(metrics.router, responses=ERRORS, dependencies=[Depends(admit)])  # where scrapers look for it
+    app.include_router(metrics.router, responses=ANSWERS, dependencies=[Depends(admit)])  # where scrapers look for it
+    describe(app)
     return app

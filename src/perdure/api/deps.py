@@ -18,7 +18,9 @@ from perdure.api import policy, render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
 from perdure.api.trail import trail_of
-from perdure.core.errors import Unauthenticated
+from perdure.core.errors import InvalidRequest, NotFound, Unauthenticated
+from perdure.core.paging import Page
+from perdure.core.paging import Place as ListPlace
 from perdure.wire import public
 from perdure.wire.node import ExecHandle, Place
 from perdure.wire.paths import place_of
@@ -33,16 +35,25 @@ def _caller(connection: HTTPConnection) -> Caller:
 
 
 async def admit(connection: HTTPConnection) -> None:
-    """Before anything else of a route: whether the caller's key is good for it, and a note of what it is about to do."""
+    """Before anything else of a route: whether the caller's key is good for it, whether what it names can be a
+    name, and a note of what it is about to do."""
     route = getattr(connection.scope.get("route"), "name", "")
     caller, trail = _caller(connection), trail_of(connection)
     target = "/".join(str(part) for part in connection.path_params.values())
     if trail is not None:
         trail.asked(route, target)
     policy.check(caller.principal, route)
+    _check_text(connection)
     if trail is not None:
         of_workspace = connection.scope["path"].startswith("/v1/workspaces/")
         await trail.begin(policy.recorded(route, connection.scope.get("method", "")), of_workspace=of_workspace)
+
+
+def _check_text(connection: HTTPConnection) -> None:
+    if any("\0" in str(value) for value in connection.path_params.values()):
+        raise NotFound("The address contains NUL, a zero character, and there is nothing of such a name.", hint="Leave it out.")
+    if any("\0" in text for pair in connection.query_params.multi_items() for text in pair):
+        raise InvalidRequest("The query contains NUL, a zero character, which nothing here can hold.", hint="Leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +114,38 @@ def exact_query(connection: HTTPConnection, name: str) -> str:
     return str(values[name][-1])
 
 
+#: Of which the description says how it looks; ``place_of`` judges it, and says what is wrong with another one.
+PathText = Annotated[
+    str,
+    Query(
+        description="Absolute path in the workspace; with `root`, below that.", json_schema_extra={"pattern": "^/[^\\u0000]*$"}
+    ),
+]
+
+
 def _place(
     connection: HTTPConnection,
-    path: Annotated[str, Query(description="Absolute path in the workspace; with `root`, below that.")],
+    path: PathText,
     root: Annotated[str | None, Query(description="A directory that neither `..` nor links may lead out of.")] = None,
 ) -> Place:
     return place_of(None if root is None else exact_query(connection, "root"), exact_query(connection, "path"))
 
 
 GuestPlace = Annotated[Place, Depends(_place)]
+
+PAGE_LIMIT = 100
+PAGE_LIMIT_MAX = 1000
+Cursor = Annotated[str | None, Query(description="The next_cursor of the page before; none: the first page.", max_length=200)]
+
+
+def _page(
+    limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="At most so many.")] = PAGE_LIMIT, cursor: Cursor = None
+) -> Page:
+    return Page(limit, None if cursor is None else ListPlace.of(cursor))
+
+
+#: Which part of a list that grows.
+Paging = Annotated[Page, Depends(_page)]
 
 
 def awake_headers(awake: Awake) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -50,8 +50,8 @@ def internal_error() -> public.ErrorInfo:
     )
 
 
-def error_response(error: PerdureError) -> Response:
-    headers = {}
+def error_response(error: PerdureError, headers: Mapping[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
     if isinstance(error, Busy | Unavailable) and error.retryable:
         headers["retry-after"] = "1"
     if isinstance(error, RateLimited):
@@ -70,10 +70,10 @@ def validation_sentence(errors: Sequence[Any]) -> str:
     return f"The request is not valid: {where + ': ' if where else ''}{what[:1].lower()}{what[1:]}{more}."
 
 
-def _told(connection: Request | WebSocket, error: PerdureError) -> Response:
+def _told(connection: Request | WebSocket, error: PerdureError, headers: Mapping[str, str] | None = None) -> Response:
     """The answer, and the audit told why."""
     _note(connection, error.code)
-    return error_response(error)
+    return error_response(error, headers)
 
 
 def _note(connection: Request | WebSocket, code: str) -> None:
@@ -107,8 +107,9 @@ def install(app: FastAPI) -> None:
         if error.status_code == 404:
             return _told(request, NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
         if error.status_code == 405:
-            return _told(request, MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}."))
-        return _told(request, InvalidRequest(f"The request is not valid: {error.detail}."))
+            refused = MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}.")
+            return _told(request, refused, error.headers)
+        return _told(request, InvalidRequest(f"The request is not valid: {error.detail}."), error.headers)
 
     async def on_disconnect(_: Request, error: Exception) -> Response:
         log.info("client went away in the middle of its request")

@@ -73,6 +73,7 @@ NEEDS: Mapping[str, Need] = {
     "list_webhooks": ADMIN,
     "remove_webhook": ADMIN,
     "test_webhook": ADMIN,
+    "meters": READ,
     "list_snapshots": READ,
     "name_snapshot": OPERATE,
     "push_snapshot": OPERATE,

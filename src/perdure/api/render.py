@@ -376,6 +376,18 @@ def _usage_row(tenant_id: TenantId, of: Usage | None, amounts: Amounts) -> publi
     return public.UsageRow(tenant_id=tenant_id, **{"workspace_id": None, "name": None, "state": None, **whose}, **times, **values)
 
 
+def meters(value: model.Metered) -> public.Meters:
+    reading = value.reading
+    return public.Meters(
+        workspace_id=value.workspace.id,
+        name=value.workspace.name,
+        generation=value.workspace.generation,
+        cpu_s=reading.cpu_s,
+        sent_bytes=reading.sent_bytes,
+        received_bytes=reading.received_bytes,
+    )
+
+
 def key(value: Key) -> public.KeyInfo:
     return public.KeyInfo(
         id=value.id,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+#: The first word of what a shell asks at TAB, see ``completion``.
+ASKED = "__complete"
 #: Options of ``exec`` that take a value.
 EXEC_VALUES = frozenset(
     {"--cwd", "--user", "-u", "--env", "-e", "--timeout", "--run-limit", "--idle-limit", "--attach", "--idempotency-key"}

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, Status, console, dump, markup, note, say, size, wants_json
+from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, size, wants_json
+from perdure.cli.progress import Bar
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable
 from perdure.wire import public
-
-if TYPE_CHECKING:
-    from rich.status import Status as Spinner
 
 Show = Callable[[public.BackupEvent], None]
 #: Exit code of a backup or a restore that is complete but for what it was told to skip.
@@ -185,22 +182,19 @@ def _count(number: int, what: str) -> str:
 
 
 class _Progress:
-    """A line that moves on a terminal; one line per step without; one document per step with --json."""
+    """A bar on a terminal; one line per step without; one document per step with --json."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._as_json = quiet
-        self._out = console(stderr=True)
-        self._stack = ExitStack()
-        self._spinner: Spinner | None = None
+        self._bar = Bar(quiet=quiet)
         self._told: set[str | None] = set()
 
     def __enter__(self) -> _Progress:
-        if not self._as_json and self._out.is_terminal:
-            self._spinner = self._stack.enter_context(self._out.status("Beginning", spinner="line"))
+        self._bar.show("Beginning")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._bar.__exit__(None, None, None)
 
     def show(self, event: public.BackupEvent) -> None:
         """Draw one event."""
@@ -211,8 +205,8 @@ class _Progress:
             return
         sent = f", {size(event.sent_bytes)} sent" if event.sent_bytes else ""
         words = f"{event.what}: {event.done} of {event.count}{sent} [dim]{markup(event.name)}[/]"
-        if self._spinner is not None:
-            self._spinner.update(words)
+        if self._bar.is_shown:
+            self._bar.show(words, event.done, event.count)
         elif event.what not in self._told:
             self._told.add(event.what)
-            self._out.print(f"{event.what}: {event.count}")
+            note(f"{event.what}: {event.count}")

@@ -50,6 +50,11 @@ COMMANDS = (
     Entry(
         "usage", "usage:usage", "Say how long workspaces were awake and asleep, and what they used. Deleted ones are included."
     ),
+    Entry(
+        "top",
+        "top:top",
+        "Watch workspaces: what is awake and why, memory, processor time, idle time and bytes moved. q or Ctrl-C ends it.",
+    ),
     Entry("audit", "audit:audit", "Say who did what, and what was refused to whom: the last day, oldest first."),
     Entry("resize", "workspaces:resize", "Grow a workspace's disk; takes effect at its next disk boot."),
     Entry(
@@ -75,6 +80,11 @@ COMMANDS = (
         "exec",
         "execs:run",
         "Run a command in a workspace; ends with the command's exit code, or 125 if Perdure failed.",
+    ),
+    Entry(
+        "completion",
+        "completion:completion",
+        "Print a script that completes commands, options and names of workspaces in a shell. Its first line says where it goes.",
     ),
     Entry(
         "invoke",

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.output import JsonFlag, ago, console, dump, markup, note, say, size, table, wants_json
+from perdure.cli.output import JsonFlag, ago, dump, markup, note, say, size, table, wants_json
+from perdure.cli.progress import Bar
 from perdure.core.config import Settings
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import Client, ServerUnreachable, _core
 from perdure.wire import public
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
 Ref = Annotated[str, typer.Argument(metavar="IMAGE", help="Name or digest.", show_default=False)]
 #: Bytes of all the files together that one recipe names; with base64 they must fit into one request (4 MiB).
@@ -140,31 +137,23 @@ class _Bars:
     """One bar that moves from step to step; a log line is its subtitle. Without a terminal: one line per step."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._plain = not sys.stderr.isatty()
-        self._progress = Progress(*columns, console=console(stderr=True), transient=True, disable=self._plain)
-        self._task: TaskID | None = None
+        self._bar = Bar()
         self._step = ""
 
     def __enter__(self) -> _Bars:
-        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.__exit__(None, None, None)
 
     def show(self, event: public.BuildEvent) -> None:
         """Draw one event."""
         if event.type == "step":
             self._step = markup(f"{event.step}: {event.detail}" if event.detail else event.step)
-            if self._plain:
-                console(stderr=True).print(self._step)
-        if self._task is None:
-            self._task = self._progress.add_task(self._step, total=None)
+            if not self._bar.is_shown:
+                note(self._step)
         subtitle = f" [dim]{markup(event.detail[-60:])}[/]" if event.type == "log" else ""
-        self._progress.update(self._task, description=self._step + subtitle, total=event.total, completed=event.done)
+        self._bar.show(self._step + subtitle, event.done, event.total)
 
 
 def ls(ctx: typer.Context, json: JsonFlag = False) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from perdure.cli import idle
+from perdure.cli import idle, waiting
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, say, size, table, wants_json
 from perdure.cli.workspaces import Name, find, kept_count
 from perdure.core.errors import InvalidRequest
@@ -175,7 +176,7 @@ def push(
 ) -> None:
     """Wait until the object store has a snapshot. It is uploaded at once; all are uploaded by themselves sooner or later."""
     as_json = wants_json(ctx, json)
-    pushed = find(name).push_snapshot(snapshot, deadline_s=deadline_s)
+    pushed = asyncio.run(waiting.push(name, snapshot, deadline_s, quiet=as_json))
     if as_json:
         dump(pushed)
     else:

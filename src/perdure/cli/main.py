@@ -12,7 +12,7 @@ from typer.exceptions import Abort, TyperException
 
 import perdure
 from perdure.cli import commands
-from perdure.cli.arguments import asks_json, prepare
+from perdure.cli.arguments import ASKED, asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
 from perdure.core.errors import InvalidRequest, PerdureError
 
@@ -51,7 +51,10 @@ class Usage(InvalidRequest):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
-    words = prepare(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == [ASKED]:
+        return _complete(given[1:])
+    words = prepare(given)
     shared = Shared(json=asks_json(words))
     try:
         return _run(words, shared)
@@ -70,6 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the top of the program: a defect is told in one sentence too
         complain(_explained(error), as_json=shared.json)
         return shared.failure_code
+
+
+def _complete(words: list[str]) -> int:
+    """A shell asks what a word may become. It draws a prompt: nothing must be said beside the answer."""
+    from perdure.cli import completion
+
+    try:
+        return completion.answer(words)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001 - the top of the program: a shell cannot show a defect
+        return 1
 
 
 def _run(words: list[str], shared: Shared) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
-from perdure.cli.output import JsonFlag, Status, console, dump, duration, markup, say, size, wants_json
+from perdure.cli.output import JsonFlag, Status, dump, duration, markup, say, size, wants_json
+from perdure.cli.progress import Bar
 from perdure.cli.workspaces import upload_text
 from perdure.core.errors import InvalidRequest
 from perdure.sdk import Client
@@ -64,19 +64,14 @@ def verify(
 
 def _shown(events: Iterator[public.VerifyEvent], *, quiet: bool) -> Iterator[public.VerifyEvent]:
     """All of them, with the progress on a terminal while they come."""
-    out = console(stderr=True)
-    with ExitStack() as stack:
-        status = None
-        if not quiet and out.is_terminal:
-            status = stack.enter_context(out.status("Reading", spinner="line"))
-        read = 0
+    read = 0
+    with Bar(quiet=quiet) as bar:
+        bar.show("Reading")
         for event in events:
             if event.type == "progress":
                 read += event.read_bytes
-                if status is not None:
-                    status.update(
-                        f"{event.done + 1} of {event.count}, {size(read)}: {markup(event.workspace)} {markup(event.file)}"
-                    )
+                words = f"{event.done + 1} of {event.count}, {size(read)}: {markup(event.workspace)} {markup(event.file)}"
+                bar.show(words, event.done, event.count)
             yield event
 
 

@@ -14,6 +14,7 @@ import typer
 from perdure.cli import idle, thread, waiting
 from perdure.cli.backup import recover_from_store
 from perdure.cli.output import JsonFlag, ago, dump, duration, markup, note, say, size, table, wants_json
+from perdure.cli.progress import Bar
 from perdure.core.errors import InvalidRequest, NotFound, PerdureError
 from perdure.sdk import Client, Workspace
 from perdure.wire import public
@@ -60,7 +61,7 @@ def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and dashes.", show_default=False)],
     *,
-    image: Annotated[str, typer.Option(help="Image to start from.")] = "base",
+    image: Annotated[str | None, typer.Option(help="Image to start from; default: base.", show_default=False)] = None,
     memory_mib: Annotated[int | None, typer.Option(help="Memory; default: the image's.")] = None,
     vcpus: Annotated[int | None, typer.Option(help="Virtual CPUs; default: the image's.")] = None,
     disk_gib: Annotated[int | None, typer.Option(help="Disk; default: the image's.")] = None,
@@ -72,12 +73,15 @@ def create(
     allow: Annotated[list[str] | None, typer.Option(help="HOST:PORT it may reach; repeatable.", metavar="HOST:PORT")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE for all commands; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to find it by; repeatable.")] = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Use the workspace of this name if there is one.")] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Use the workspace of this name if there is one of this image and size.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Make a workspace. It is awake when the command returns."""
     as_json = wants_json(ctx, json)
     given: dict[str, Any] = {
+        "image": image,
         "memory_mib": memory_mib,
         "vcpus": vcpus,
         "disk_gib": disk_gib,
@@ -88,7 +92,6 @@ def create(
         "asleep_action": asleep_action,
     }
     options: dict[str, Any] = {
-        "image": image,
         "allow": allow or [],
         "envs": pairs(env, "--env"),
         "metadata": pairs(metadata, "--metadata"),
@@ -118,16 +121,22 @@ def ls(
     ctx: typer.Context,
     state: Annotated[list[public.WorkspaceState] | None, typer.Option(help="Only these states; repeatable.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="Only with KEY=VALUE; repeatable.")] = None,
+    image: Annotated[str | None, typer.Option(help="Only of this image, by name or digest.", metavar="IMAGE")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only with a name that begins so.", metavar="TEXT")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many, the oldest.", min=1, show_default=False)] = None,
     json: JsonFlag = False,
 ) -> None:
     """List workspaces."""
     as_json = wants_json(ctx, json)
-    found = Workspace.list(states=[one.value for one in state or []], metadata=pairs(metadata, "--metadata"))
+    filters: dict[str, Any] = {"state": [one.value for one in state or []], "metadata": pairs(metadata, "--metadata")}
+    filters |= {name: value for name, value in (("image", image), ("name_prefix", prefix)) if value is not None}
+    found = list(Workspace.iterate(limit=limit, **filters))
     if as_json:
         dump({"workspaces": [one.info for one in found]})
         return
     if not found:
-        say("No workspaces. Make one with 'perdure create NAME'.")
+        is_filtered = any(filters.values())
+        say("No workspace is like that." if is_filtered else "No workspaces. Make one with 'perdure create NAME'.")
         return
     rows = [
         (
@@ -253,13 +262,19 @@ def sleep(ctx: typer.Context, name: Name, durable: DurableOption = Durable.LOCAL
     """Hibernate a workspace now."""
     as_json = wants_json(ctx, json)
     workspace = find(name)
-    snapshot = workspace.sleep(durable=durable.value)
+    snapshot = _durable(workspace, workspace.sleep(), durable, quiet=as_json)
     if as_json:
         dump({"workspace": workspace.info, "snapshot": snapshot})
     else:
         written = size(snapshot.memory_bytes + snapshot.disk_bytes)
         where = ", and in the object store" if durable is Durable.STORE else ""
         say(f"[bold]{markup(workspace.name)}[/] sleeps: {written} written{where}")
+
+
+def _durable(workspace: Workspace, snapshot: public.SnapshotInfo, durable: Durable, *, quiet: bool) -> public.SnapshotInfo:
+    if durable is Durable.LOCAL:
+        return snapshot
+    return asyncio.run(waiting.push(workspace.id, snapshot.id, quiet=quiet))
 
 
 def wake(
@@ -293,7 +308,8 @@ def checkpoint(
 ) -> None:
     """Record a workspace while it runs."""
     as_json = wants_json(ctx, json)
-    snapshot = find(name).checkpoint(label, durable=durable.value)
+    workspace = find(name)
+    snapshot = _durable(workspace, workspace.checkpoint(label), durable, quiet=as_json)
     if as_json:
         dump(snapshot)
     else:
@@ -312,7 +328,10 @@ def fork(
     """Make new workspaces that continue where this one is."""
     as_json = wants_json(ctx, json)
     count = max(count, len(names)) if names and count == 1 else count
-    made = find(name).fork(count, snapshot=snapshot, names=names or [])
+    workspace = find(name)
+    with Bar(quiet=as_json) as bar:
+        bar.show(f"Making {count} of {markup(name)}")
+        made = workspace.fork(count, snapshot=snapshot, names=names or [])
     errors = [one for one in made if isinstance(one, PerdureError)]
     if as_json:
         results = [{"error": one.public()} if isinstance(one, PerdureError) else {"workspace": one.info} for one in made]
@@ -402,7 +421,9 @@ def recover(
         recover_from_store(as_json=as_json)
         return
     workspace = find(name)
-    report = workspace.recover(how.value)
+    with Bar(quiet=as_json) as bar:
+        bar.show(f"Recovering {markup(name)}")
+        report = workspace.recover(how.value)
     if as_json:
         dump({"workspace": workspace.info, "report": report})
     else:

@@ -33,6 +33,7 @@ _ID = re.compile(r"^(ten|ws|snp|nod|exe|dsk|seg|bas|req|try|key|whk|msg)_[0-9a-z
 #: Workspace names: DNS-label characters, so that a name can be a host name. ``@`` starts the part Perdure adds (``demo@lost-…``).
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?(@[a-z0-9][a-z0-9-]{0,40})?$")
 USER_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$")
+SNAPSHOT_NAME = re.compile(r"^(?!snp_)[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
 
 def mint(prefix: str, *, now_ms: int) -> str:

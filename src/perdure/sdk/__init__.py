@@ -15,7 +15,7 @@ from perdure.sdk._sync.commands import CommandHandle
 from perdure.sdk._sync.programs import Invocation, Program
 from perdure.sdk._sync.pty import Pty
 from perdure.sdk._sync.workspace import Workspace
-from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, TransferMismatch
+from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, SpecConflict, StillRunning, TransferMismatch
 from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo, WorkspaceInfo
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "ResumeReport",
     "ServerUnreachable",
     "SnapshotInfo",
+    "SpecConflict",
     "StillRunning",
     "TransferMismatch",
     "Workspace",

@@ -30,6 +30,26 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
+class AsyncSent:
+    """Whether a request has left whole, as the HTTP client tells on the way: one that has not was never acted on."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+
+    async def __call__(self, event: str, _: object) -> None:
+        self.is_whole |= event.endswith("send_request_body.complete")
+
+
+class Sent:
+    """The same for the sync client."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+
+    def __call__(self, event: str, _: object) -> None:
+        self.is_whole |= event.endswith("send_request_body.complete")
+
+
 async def acall(callback: Callable[[Any], Any] | None, what: Any) -> None:
     """Call a callback, which may be a coroutine function, unless there is nothing to say."""
     if callback is not None and what:

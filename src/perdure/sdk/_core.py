@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,19 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from perdure.core.config import Settings
-from perdure.core.errors import InvalidRequest, PerdureError, RateLimited
+from perdure.core.errors import InvalidRequest, PerdureError, RateLimited, Unavailable
+from perdure.sdk._events import (
+    backup_event as backup_event,  # noqa: PLC0414
+)
+from perdure.sdk._events import (
+    image_event as image_event,  # noqa: PLC0414
+)
+from perdure.sdk._events import (
+    verify_event as verify_event,  # noqa: PLC0414
+)
+from perdure.sdk._events import (
+    watch_event as watch_event,  # noqa: PLC0414
+)
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, StillRunning, rebuild
 from perdure.wire import public
 
@@ -39,6 +51,8 @@ PUSH_WAIT_S = 30.0
 #: How often a stream that broke is taken up again before the caller is told; with ``delay_s`` that is about half a minute.
 RECONNECTS = 20
 CHUNK_BYTES = 256 * 1024
+#: What is asked for at a time of a list that is read to its end.
+PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +104,15 @@ def unreachable(target: Target, reason: str) -> ServerUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request as data. ``repeatable``: doing it twice is the same as doing it once."""
+    """One HTTP request as data. ``repeatable``: doing it twice is the same as doing it once. ``keyed``: that is so because of an
+    id in it that only this call knows, so that whoever calls once more makes another request."""
 
     method: str
     path: str
     query: tuple[tuple[str, str], ...] = ()
     body: Mapping[str, Any] | None = None
     repeatable: bool = False
+    keyed: bool = False
     content: bytes | None = None  # in place of ``body``: sent as it is
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -148,15 +164,15 @@ def get(path: str, /, **query: object) -> Call:
     return Call("GET", path, query_of(query), repeatable=True)
 
 
-def post(path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False) -> Call:
-    return Call("POST", path, body=body if body is not None else {}, repeatable=repeatable)
+def post(path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False, keyed: bool = False) -> Call:
+    return Call("POST", path, body=body if body is not None else {}, repeatable=repeatable or keyed, keyed=keyed)
 
 
 def start_exec(ref: str, start: public.StartExec, key: str | None) -> Call:
     """The start of a command: by its id, and by the idempotency key if it has one, it can be repeated."""
     body = start.model_dump(mode="json", exclude_defaults=True)
     headers = () if key is None else ((public.IDEMPOTENCY_HEADER, key),)
-    return Call("POST", workspace_path(ref, "execs"), body=body, repeatable=True, headers=headers)
+    return Call("POST", workspace_path(ref, "execs"), body=body, repeatable=True, keyed=key is None, headers=headers)
 
 
 def check_key(key: str | None) -> str | None:
@@ -182,6 +198,11 @@ def instant(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
+def next_page(call: Call, cursor: str) -> Call:
+    """The same call for the page that begins at a cursor."""
+    return replace(call, query=(*(pair for pair in call.query if pair[0] != "cursor"), ("cursor", cursor)))
+
+
 def delay_s(attempt: int) -> float:
     """Seconds before attempt number ``attempt`` (from 1): 0.1, 0.2, 0.4 … at most 2."""
     return float(min(2.0, 0.1 * 2 ** (attempt - 1)))
@@ -192,18 +213,22 @@ def patience_s(timeout_s: float | None) -> float:
     return PATIENCE_S if timeout_s is None else timeout_s
 
 
-def retry_after_s(call: Call, error: PerdureError, attempt: int, left_s: float = PATIENCE_S) -> float | None:
+def retry_after_s(
+    call: Call, error: PerdureError, attempt: int, left_s: float = PATIENCE_S, *, was_sent: bool = True
+) -> float | None:
     """Seconds to wait before the call is repeated, None when it must not be. ``attempt`` counts from 1. ``left_s`` is what is
     left of ``patience_s``: a call that was put off by the rate limit is repeated as long as its turn comes within it."""
     if isinstance(error, RateLimited):
         wait_s = welcome_s(error)
         return wait_s if call.repeatable and wait_s <= left_s else None
-    if attempt > RETRIES or isinstance(error, ServerUnreachable | CallTimedOut):
+    if attempt > RETRIES or isinstance(error, CallTimedOut):
         return None
+    if isinstance(error, ServerUnreachable):  # there is none; or it has gone since the first attempt, and may be starting again
+        return None if attempt == 1 else delay_s(attempt)
+    if isinstance(error, ConnectionLost):
+        return delay_s(attempt) if call.repeatable or not was_sent else None
     refused = error.code in {"busy", "unavailable"} and error.retryable and not error.ambiguous
-    if refused or (isinstance(error, ConnectionLost) and call.repeatable):
-        return delay_s(attempt)
-    return None
+    return delay_s(attempt) if refused else None
 
 
 def welcome_s(error: RateLimited) -> float:
@@ -214,7 +239,7 @@ def welcome_s(error: RateLimited) -> float:
         return 1.0
 
 
-def judge(status: int, content: bytes) -> None:
+def judge(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
     """Raise the error that an answer stands for, if it stands for one."""
     if status < 400:
         return
@@ -222,7 +247,7 @@ def judge(status: int, content: bytes) -> None:
         answer = json.loads(content)
     except ValueError:
         answer = None
-    raise rebuild(answer, status)
+    raise rebuild(answer, status, (headers or {}).get(public.REQUEST_ID_HEADER, ""))
 
 
 def lines(buffer: bytearray, chunk: bytes) -> Iterator[bytes]:
@@ -297,6 +322,7 @@ class Follower:
         self._start = start
         self._key = key
         self._seen = False  # a stream of this command was open at least once
+        self._may_run = False  # it may have been started, though no answer said so
         self._breaks = 0
 
     @property
@@ -345,11 +371,14 @@ class Follower:
 
     def broke(self, error: PerdureError) -> float:
         """Seconds to wait before the stream is taken up again; raises ``error`` when that is pointless."""
-        broken = isinstance(error, ConnectionLost) or (self._seen and error.code in {"unavailable", "server_unreachable", "busy"})
+        self._may_run |= self._seen or error.ambiguous
+        again = self._may_run and error.code in {"unavailable", "server_unreachable", "busy"}
         self._breaks += 1
         if isinstance(error, RateLimited) and self._breaks <= RECONNECTS:
             return welcome_s(error)
-        if not broken or self._breaks > RECONNECTS:
+        if not (again or isinstance(error, ConnectionLost)) or self._breaks > RECONNECTS:
+            if self._start is not None and self._key is None and self._may_run and isinstance(error, Unavailable):
+                error.ambiguous, error.retryable = True, False  # whoever runs it once more runs another one
             raise error
         return delay_s(self._breaks)
 
@@ -441,17 +470,14 @@ class Collector:
         )
 
 
-def watch_event(line: bytes) -> public.WatchEvent:
-    """One line of a watch's stream; raises the error that ended it."""
-    event = public.WatchEvent.model_validate_json(line)
-    if event.type == "error":
-        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
-    return event
-
-
 def fresh_name() -> str:
     """A workspace name for a caller who gave none."""
     return f"ws-{secrets.token_hex(5)}"
+
+
+def request_key() -> str:
+    """What no other request is called."""
+    return secrets.token_hex(16)
 
 
 def checked(kind: type[public.Body], **values: Any) -> Any:
@@ -470,27 +496,3 @@ def build_image(recipe: str | None, sources: Mapping[str, bytes], **values: Any)
     encoded = {name: base64.b64encode(content).decode() for name, content in sources.items()}
     body: public.BuildImage = checked(public.BuildImage, recipe=recipe, sources=encoded, **values)
     return body
-
-
-def verify_event(line: bytes) -> public.VerifyEvent:
-    """One line of a verification's stream; raises the error that ended it."""
-    event = public.VerifyEvent.model_validate_json(line)
-    if event.type == "error":
-        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
-    return event
-
-
-def backup_event(line: bytes) -> public.BackupEvent:
-    """One line of a backup's stream; raises the error that ended it."""
-    event = public.BackupEvent.model_validate_json(line)
-    if event.type == "error":
-        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
-    return event
-
-
-def image_event(line: bytes) -> public.BuildEvent:
-    """One line of a build's stream; raises the error that ended it."""
-    event = public.BuildEvent.model_validate_json(line)
-    if event.type == "error":
-        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
-    return event

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from perdure.core.errors import InvalidRequest
+from perdure.sdk.errors import SpecConflict
+from perdure.wire import public
 
 
 class CreateOptions(TypedDict, total=False):
@@ -24,6 +26,15 @@ class CreateOptions(TypedDict, total=False):
     allow: Sequence[str]  # HOST:PORT it may reach
     envs: Mapping[str, str]
     metadata: Mapping[str, str]
+
+
+class ListFilters(TypedDict, total=False):
+    """Of ``Workspace.list`` and ``Workspace.iterate``: which workspaces. All of what is given must hold."""
+
+    state: str | Sequence[str]  # in any of these
+    metadata: Mapping[str, str]
+    image: str  # of this name or digest
+    name_prefix: str
 
 
 class RunOptions(TypedDict, total=False):
@@ -69,6 +80,16 @@ def create_fields(options: CreateOptions) -> dict[str, Any]:
     return {_CREATE.get(name, name): _plain(value) for name, value in options.items() if value is not None}
 
 
+def list_query(filters: ListFilters) -> list[tuple[str, str]]:
+    """The API's query of list filters."""
+    _known(filters, ListFilters, "Workspace.list")
+    states = filters.get("state", ())
+    query = [("state", state) for state in ([states] if isinstance(states, str) else states)]
+    query += [("metadata", f"{key}={value}") for key, value in filters.get("metadata", {}).items()]
+    plain = (("image", filters.get("image")), ("name_prefix", filters.get("name_prefix")))
+    return query + [(name, value) for name, value in plain if value is not None]
+
+
 def run_fields(options: RunOptions) -> dict[str, Any]:
     """The API's names of run options."""
     _known(options, RunOptions, "commands.run")
@@ -94,3 +115,21 @@ def _known(options: Mapping[str, Any], kind: type, call: str) -> None:
     if unknown := sorted(set(options) - set(kind.__annotations__)):
         names = ", ".join(sorted(kind.__annotations__))
         raise InvalidRequest(f"{call} has no option {unknown[0]!r}.", hint=f"Its options are {names}.")
+
+
+def check_same(found: public.WorkspaceInfo, wanted: Mapping[str, Any]) -> None:
+    """Raises SpecConflict unless a workspace is of the image and size that are asked for, if any. A larger disk will do."""
+    differs = {
+        name: f"{getattr(found, name)}, not {wanted[name]}"
+        for name in ("memory_mib", "vcpus")
+        if name in wanted and getattr(found, name) != wanted[name]
+    }
+    if wanted.get("disk_gib", 0) > found.disk_gib:
+        differs["disk_gib"] = f"{found.disk_gib}, not {wanted['disk_gib']}"
+    if wanted.get("image", found.image) not in {found.image, found.image_name}:
+        differs["image"] = f"{found.image_name}, not {wanted['image']}"
+    if differs:
+        said = "; ".join(f"{name} is {text}" for name, text in sorted(differs.items()))
+        error = SpecConflict(f"There is a workspace {found.name!r}, but a different one: {said}.")
+        error.details = differs
+        raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.core.errors import CorruptData, DeadlineExceeded, PerdureError, Unavailable, error_classes
+from perdure.core.errors import Conflict, CorruptData, DeadlineExceeded, PerdureError, Unavailable, error_classes
 
 
 class ServerUnreachable(Unavailable):
@@ -15,7 +15,11 @@ class ServerUnreachable(Unavailable):
 
 
 class ConnectionLost(Unavailable):
-    """The connection ended before the answer did."""
+    """The connection ended before the answer did.
+
+    ``ambiguous``: the whole request had left, and doing it twice would not be the same as doing it once, so look before you
+    repeat the call. Otherwise ``retryable``: nothing was done, or it may be done again.
+    """
 
     code = "connection_lost"
     retryable = False
@@ -24,7 +28,8 @@ class ConnectionLost(Unavailable):
 
 
 class CallTimedOut(DeadlineExceeded):
-    """The caller's own timeout ran out. The server goes on with what it was asked."""
+    """The caller's own timeout ran out. The server goes on with what it was asked, and so do commands and workspaces. Flags as of
+    ``ConnectionLost``."""
 
     code = "call_timed_out"
     retryable = False
@@ -42,14 +47,27 @@ class StillRunning(DeadlineExceeded):
         self.exec_id = exec_id
 
 
+class SpecConflict(Conflict):
+    """There is a workspace of that name, of another image or size than was asked for. ``details``: what differs, by name."""
+
+    code = "spec_conflict"
+    default_hint = "Connect to it as it is, or choose another name."
+
+
 class TransferMismatch(CorruptData):
     """What arrived is not what was sent."""
 
     code = "transfer_mismatch"
 
 
-def rebuild(answer: object, status: int) -> PerdureError:
+def rebuild(answer: object, status: int, request_id: str = "") -> PerdureError:
     """The error that a server's JSON answer stands for; an unknown code becomes a plain PerdureError that keeps its flags."""
+    error = _rebuilt(answer, status)
+    error.request_id = error.request_id or request_id
+    return error
+
+
+def _rebuilt(answer: object, status: int) -> PerdureError:
     public = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(public, dict):
         return PerdureError(f"The server answered with HTTP status {status} and no explanation.")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 
 from perdure.core.errors import InvalidRequest, NotFound
-from perdure.core.ids import check_name
+from perdure.core.ids import SNAPSHOT_NAME, check_name
 from perdure.workspaces.catalog import ImageFacts
 from perdure.workspaces.model import AsleepAction, Configuration, Workspace
 from perdure.workspaces.store import NewWorkspace
@@ -37,8 +36,6 @@ KEEP_LIMIT = 1000
 MAP_LIMIT = 100
 VALUE_LIMIT = 4096
 BRANCH_BASE_LENGTH = 44  # leaves room for a number in a name of 50 characters
-
-_SNAPSHOT_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
 
 def check_new(new: NewWorkspace, image: ImageFacts) -> None:
@@ -127,7 +124,7 @@ def check_disk(disk_gib: int) -> None:
 
 
 def check_snapshot_name(name: str) -> None:
-    if not _SNAPSHOT_NAME.match(name) or name.startswith("snp_"):
+    if not SNAPSHOT_NAME.fullmatch(name):
         raise InvalidRequest(
             f"{name!r} is not a snapshot name.",
             hint="Use 1 to 63 letters, digits, dots, dashes and underscores, starting with a letter or digit (not 'snp_').",

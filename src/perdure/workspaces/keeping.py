@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from perdure.core.errors import AlreadyExists, Conflict, InvalidRequest, NotFound, PerdureError
 from perdure.core.ids import SnapshotId
+from perdure.core.paging import Page, Place
 from perdure.db.database import Transaction
 from perdure.journal.entries import canonical
 from perdure.wire.node import StoredSizes
@@ -28,10 +29,11 @@ class Keeping:
 
     # ------------------------------------------------------------------------------------------------------------------- tree
 
-    async def lineage(self, at: Record) -> list[SnapshotPlace]:
-        """See ``model.Workspaces.lineage``."""
+    async def lineage(self, at: Record, page: Page) -> list[SnapshotPlace]:
+        """See ``model.Workspaces.lineage``. What keeps one depends on all, so all are read; the node is asked of a page's."""
         tree = await lineage.tree_of(self._store.database, at.id)
-        found = [one for one in await self._store.snapshots(at.id) if one.id in tree.entries]
+        standing = [one for one in await self._store.snapshots(at.id) if one.id in tree.entries]
+        found = [one for one in standing if page.holds(Place(one.created_at, one.id))][: page.sought]
         sizes = await self._sizes(at, [one.id for one in found])
         reasons = retention.why_kept(tree, self._tools.settings.keep_automatic_checkpoints)
         return [

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 
 from perdure.core.errors import PerdureError
 from perdure.core.ids import DEFAULT_TENANT, ExecId, RequestId, SnapshotId, TenantId, WorkspaceId
-from perdure.wire.node import Confinement, Damage, Fetching, Guest, HookRun, MachineSize, MemoryFate, StoredSizes, Trial
+from perdure.core.paging import WHOLE, Page
+from perdure.wire.node import Confinement, Damage, Fetching, Guest, HookRun, MachineSize, MemoryFate, Reading, StoredSizes, Trial
 from perdure.workspaces.hibernation import Reason
 
 
@@ -67,6 +68,7 @@ class CreateWorkspace:
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    request_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,20 @@ class Workspace:
     asleep_noted: int | None = None  # the generation in whose sleep it was archived, or its deletion announced,
     asleep_noted_at: datetime | None = None  # and when
     idleness: Idleness | None = None  # of one that this process has awake
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which workspaces, of those that are not deleted: in any of the states (none: all), with all of the metadata, of an image
+    (by name or digest), with a name that begins so."""
+
+    states: tuple[WorkspaceState, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+    name_prefix: str | None = None
+
+
+ANY = Wanted()
 
 
 class SnapshotReason(StrEnum):
@@ -289,6 +305,14 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class Metered:
+    """What the meters of an awake workspace say now."""
+
+    workspace: Workspace
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
 class JournalEntry:
     """One entry of a workspace's thread; ``hash`` chains over the previous one."""
 
@@ -333,15 +357,18 @@ class Workspaces(Protocol):
     """The commands that API, MCP and CLI share. ``ref`` is an id or a name; another tenant's is NotFound."""
 
     async def create(self, ctx: Context, spec: CreateWorkspace) -> tuple[Workspace, ResumeReport]:
-        """Returns when the workspace is awake. A name in use raises AlreadyExists and makes nothing."""
+        """Returns when the workspace is awake. A name in use raises AlreadyExists and makes nothing; by the request that has made
+        it, known by its key, it is returned, awake."""
         ...
 
     async def get(self, ctx: Context, ref: str) -> Workspace: ...
 
-    async def find(
-        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
-    ) -> list[Workspace]:
-        """Newest last; deleted ones are absent."""
+    async def find(self, ctx: Context, wanted: Wanted = ANY, page: Page = WHOLE) -> list[Workspace]:
+        """Newest last; deleted ones are absent. ``page.sought`` of them where there are so many."""
+        ...
+
+    async def meters(self, ctx: Context) -> list[Metered]:
+        """Of those of its tenant that this process has awake, by name. Costs nothing worth mentioning."""
         ...
 
     async def wake(self, ctx: Context, ref: str, *, deadline_s: float | None = None) -> tuple[Workspace, ResumeReport]:
@@ -407,8 +434,9 @@ class Workspaces(Protocol):
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]: ...
 
-    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
-        """Its snapshots, oldest first, each with its place in the tree, what keeps it and what it weighs."""
+    async def lineage(self, ctx: Context, ref: str, page: Page = WHOLE) -> list[SnapshotPlace]:
+        """Its snapshots, oldest first, each with its place in the tree, what keeps it and what it weighs; ``page.sought`` of them
+        where there are so many."""
         ...
 
     async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:

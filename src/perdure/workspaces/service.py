@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,6 +17,7 @@ from perdure.access.limits import Ask
 from perdure.core import logs, tracing
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import (
+    AlreadyExists,
     Busy,
     Conflict,
     DeadlineExceeded,
@@ -27,6 +28,7 @@ from perdure.core.errors import (
     Unavailable,
 )
 from perdure.core.ids import TenantId, WorkspaceId, check_name
+from perdure.core.paging import WHOLE, Page
 from perdure.core.stop import StopReport
 from perdure.journal.entries import Journal
 from perdure.wire.node import MachineSize
@@ -37,12 +39,14 @@ from perdure.workspaces.integrity import Integrity
 from perdure.workspaces.keeping import Keeping
 from perdure.workspaces.lifecycle import RECOVERABLE, Event
 from perdure.workspaces.model import (
+    ANY,
     AsleepAction,
     Awake,
     Configuration,
     Context,
     CreateWorkspace,
     JournalEntry,
+    Metered,
     Recovery,
     ResumeReport,
     ShreddedTenant,
@@ -52,6 +56,7 @@ from perdure.workspaces.model import (
     TreeNode,
     Verified,
     Verifying,
+    Wanted,
     Workspace,
     WorkspaceKind,
     WorkspaceState,
@@ -118,8 +123,23 @@ class WorkspaceService:
             finally:
                 owner.is_newborn = False
 
-        record = await owner.run(job)
+        try:
+            record = await owner.run(job)
+        except AlreadyExists:
+            if (made := await self._made_by(ctx, spec)) is None:
+                raise
+            return await self.wake(ctx, made.id)
         return record.workspace, _reported(record)
+
+    async def _made_by(self, ctx: Context, spec: CreateWorkspace) -> Record | None:
+        """What this request has made before: its caller has not seen the answer. Raises Conflict when it asks for another one."""
+        made = None if spec.request_key is None else await self._store.by_request(ctx.tenant_id, spec.request_key)
+        if made is not None and made.workspace.name != spec.name:
+            raise Conflict(
+                f"The request of this key has made {made.workspace.name!r}, not {spec.name!r}.",
+                hint="Give each request a key of its own.",
+            )
+        return made
 
     def _new_workspace(self, ctx: Context, spec: CreateWorkspace, image: checks.ImageFacts) -> NewWorkspace:
         settings = self._tools.settings
@@ -147,6 +167,7 @@ class WorkspaceService:
             egress_allow=tuple(dict.fromkeys((*image.egress_allow, *spec.egress_allow))),
             environment={**image.environment, **spec.environment},
             metadata=spec.metadata,
+            request_key=spec.request_key,
         )
 
     # ------------------------------------------------------------------------------------------------------------------- reads
@@ -154,10 +175,11 @@ class WorkspaceService:
     async def get(self, ctx: Context, ref: str) -> Workspace:
         return self._upkeep.shown(await self._find(ctx, ref))
 
-    async def find(
-        self, ctx: Context, *, states: tuple[WorkspaceState, ...] = (), metadata: Mapping[str, str] | None = None
-    ) -> list[Workspace]:
-        return [self._upkeep.shown(record) for record in await self._store.find(ctx.tenant_id, states, metadata)]
+    async def find(self, ctx: Context, wanted: Wanted = ANY, page: Page = WHOLE) -> list[Workspace]:
+        return [self._upkeep.shown(record) for record in await self._store.find(ctx.tenant_id, wanted, page)]
+
+    async def meters(self, ctx: Context) -> list[Metered]:
+        return self._upkeep.meters(ctx.tenant_id)
 
     async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
         found = await self._store.snapshots((await self._find(ctx, ref)).id)
@@ -168,7 +190,7 @@ class WorkspaceService:
     ) -> AsyncGenerator[Verifying | Verified, None]:
         if ref is None and snapshot is not None:
             raise InvalidRequest(f"Snapshot {snapshot!r} of which workspace?", hint="Name the workspace too.")
-        records = [await self._find(ctx, ref)] if ref is not None else await self._store.find(ctx.tenant_id, (), None)
+        records = [await self._find(ctx, ref)] if ref is not None else await self._store.find(ctx.tenant_id)
         async with aclosing(self._integrity.verify(records, snapshot, trial=trial)) as events:
             async for event in events:
                 shown = self._upkeep.uploads.shown(event.snapshot)
@@ -337,8 +359,8 @@ class WorkspaceService:
 
     # ----------------------------------------------------------------------------------------------------------------- keeping
 
-    async def lineage(self, ctx: Context, ref: str) -> list[SnapshotPlace]:
-        places = await self._keeping.lineage(await self._find(ctx, ref))
+    async def lineage(self, ctx: Context, ref: str, page: Page = WHOLE) -> list[SnapshotPlace]:
+        places = await self._keeping.lineage(await self._find(ctx, ref), page)
         return [replace(place, snapshot=self._upkeep.uploads.shown(place.snapshot)) for place in places]
 
     async def configure(self, ctx: Context, ref: str, change: Configuration) -> Workspace:

@@ -18,17 +18,20 @@ from psycopg.types.json import Jsonb
 from perdure.access.quotas import Quotas
 from perdure.core.errors import AlreadyExists, Conflict, NotFound, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, TenantId, WorkspaceId
+from perdure.core.paging import WHOLE, Page
 from perdure.db.database import Database, Transaction
 from perdure.journal.entries import canonical
 from perdure.wire.node import SnapshotFacts
 from perdure.workspaces import lineage, rows
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event, Refusal, Transition, decide
 from perdure.workspaces.model import (
+    ANY,
     AsleepAction,
     ResumeReport,
     Snapshot,
     SnapshotReason,
     TreeNode,
+    Wanted,
     WorkspaceKind,
     WorkspaceState,
 )
@@ -59,6 +62,7 @@ class NewWorkspace:
     egress_allow: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    request_key: str | None = None
     head_snapshot_id: SnapshotId | None = None
     parent_id: WorkspaceId | None = None
     forked_from: SnapshotId | None = None
@@ -190,11 +194,17 @@ class WorkspaceStore:
             raise NotFound(f"There is no workspace {ref!r}.", hint="'perdure ls' shows those there are.")
         return rows.record(row)
 
-    async def find(
-        self, tenant_id: TenantId, states: tuple[WorkspaceState, ...], metadata: Mapping[str, str] | None
-    ) -> list[Record]:
+    async def by_request(self, tenant_id: TenantId, request_key: str) -> Record | None:
+        """The one that a request of this key has made, unless it is deleted."""
+        row = await self.database.one("workspaces.by_request", tenant_id=tenant_id, request_key=request_key)
+        return rows.record(row) if row else None
+
+    async def find(self, tenant_id: TenantId, wanted: Wanted = ANY, page: Page = WHOLE) -> list[Record]:
         found = await self.database.all(
-            "workspaces.find", tenant_id=tenant_id, states=[state.value for state in states], metadata=Jsonb(dict(metadata or {}))
+            "workspaces.find",
+            **{"tenant_id": tenant_id, "states": [state.value for state in wanted.states]},
+            **{"metadata": Jsonb(dict(wanted.metadata)), "image": wanted.image, "name_prefix": wanted.name_prefix},
+            **{"after_at": page.after_at, "after_id": page.after_id, "limit": page.sought},
         )
         return [rows.record(row) for row in found]
 

@@ -23,7 +23,7 @@ from perdure.workspaces.alarms import Alarms, Turns
 from perdure.workspaces.hibernation import Decision
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses
-from perdure.workspaces.model import SnapshotReason, Workspace, WorkspaceState
+from perdure.workspaces.model import Metered, SnapshotReason, Workspace, WorkspaceState
 from perdure.workspaces.observe import as_used, observe, policy_of, running_execs
 from perdure.workspaces.operations import Operations
 from perdure.workspaces.owner import Live, Owner
@@ -183,6 +183,16 @@ class Upkeep:
         lives = [owner.live for owner in self._owners.values() if owner.live is not None]
         mine = [live.record for live in lives if live.record.workspace.tenant_id == tenant_id]
         return sum(running_execs(self._tools, at) for at in mine)
+
+    def meters(self, tenant_id: TenantId) -> list[Metered]:
+        """Of a tenant's that are awake, by name."""
+        live = [owner.live.record for owner in self._owners.values() if owner.live is not None]
+        ours = sorted((at for at in live if at.workspace.tenant_id == tenant_id), key=lambda at: at.workspace.name)
+        found = []
+        for at in ours:
+            with suppress(PerdureError):  # its machine has just gone
+                found.append(Metered(at.workspace, self._tools.node(at).reading(at.id, at.generation)))
+        return found
 
     async def repair(self, owner: Owner) -> None:
         """In the workspace's turn: compare it with its node, and mend what differs."""

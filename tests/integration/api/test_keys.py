@@ -218,7 +218,7 @@ async def test_another_tenants_names_in_a_body_or_a_query_are_absent_too(staged:
         body = {"name": "mine", "scopes": ["admin"], "tenant": tenant}
         assert (await answer("POST", "/v1/keys", json=body))[0] == 403
     assert (await answer("GET", "/v1/keys", params={"tenant": acme}))[0] == 200, "its own it may name"
-    assert (await staged.ask(stranger, "GET", "/v1/workspaces")).json() == {"workspaces": []}
+    assert (await staged.ask(stranger, "GET", "/v1/workspaces")).json()["workspaces"] == []
 
 
 async def test_a_snapshot_of_another_tenant_is_no_snapshot_of_ones_own_workspace(staged: Stage) -> None:

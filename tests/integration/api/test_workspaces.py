@@ -87,9 +87,16 @@ def test_list_filters(client: Client) -> None:
         return [one.name for one in Workspace.list(client=client, **filters)]  # type: ignore[arg-type]
 
     assert names() == ["a", "b"]
-    assert names(states=["hibernated"]) == ["b"]
+    assert names(state="hibernated") == ["b"]
+    assert names(state=["running", "hibernated"]) == ["a", "b"]
     assert names(metadata={"team": "x"}) == ["a"]
-    assert names(metadata={"team": "x"}, states=["hibernated"]) == []
+    assert names(metadata={"team": "x"}, state=["hibernated"]) == []
+    assert names(image="base", name_prefix="b") == ["b"]
+    assert names(image="dev") == []
+    with pytest.raises(InvalidRequest, match="no option 'states'"):
+        names(states=["running"])
+    with pytest.raises(InvalidRequest, match="state"):
+        names(state="running away")
 
 
 def test_fork_reports_each_branch(demo: Workspace, server: FakeServer) -> None:

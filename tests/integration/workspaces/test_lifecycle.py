@@ -23,7 +23,7 @@ from perdure.core.errors import (
 from perdure.core.ids import ExecId
 from perdure.journal.entries import Journal
 from perdure.wire.node import Activity, ExecSpec, MemoryFate
-from perdure.workspaces.model import CreateWorkspace, DiskFate, Recovery, SnapshotReason, WorkspaceKind, WorkspaceState
+from perdure.workspaces.model import CreateWorkspace, DiskFate, Recovery, SnapshotReason, Wanted, WorkspaceKind, WorkspaceState
 from tests.fakes.control_plane import CTX, OTHER, ControlPlane
 
 
@@ -34,8 +34,8 @@ async def test_create_returns_awake_with_a_report(plane: ControlPlane) -> None:
     assert (report.memory, report.disk) == (MemoryFate.NEW, DiskFate.NEW)
     assert workspace.environment == {"LANG": "C.UTF-8"}
     assert [entry.kind for entry in await plane.service.log(CTX, "demo")] == ["creating", "running"]
-    assert [found.name for found in await plane.service.find(CTX, metadata={"user": "u1"})] == ["demo"]
-    assert await plane.service.find(CTX, metadata={"user": "u2"}) == []
+    assert [found.name for found in await plane.service.find(CTX, Wanted(metadata={"user": "u1"}))] == ["demo"]
+    assert await plane.service.find(CTX, Wanted(metadata={"user": "u2"})) == []
 
 
 async def test_sleep_and_wake_keep_memory_and_disk(plane: ControlPlane) -> None:

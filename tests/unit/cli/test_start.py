@@ -48,6 +48,7 @@ def loaded(home: Path, *words: str) -> set[str]:
     [
         (["--version"], SERVER | CLIENT | WEBSOCKETS | DRAWING),
         (["--help"], SERVER | CLIENT | WEBSOCKETS | {"pydantic"}),
+        (["__complete", "snap"], SERVER | CLIENT | WEBSOCKETS | DRAWING | {"pydantic"}),
         (["snapshot", "--help"], SERVER | CLIENT | WEBSOCKETS),
         (["ls", "--json"], SERVER | WEBSOCKETS | DRAWING),
         (["exec", "demo", "--json", "--", "true"], SERVER | WEBSOCKETS | DRAWING),

@@ -30,6 +30,7 @@ router = APIRouter(prefix="/workspaces/{ref}/execs", tags=["execs"])
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/x-ndjson": {}, exec_streams.SSE: {}}, "model": public.ExecEvent}
 }
+_STARTED: dict[int | str, dict[str, Any]] = {201: {"model": public.ExecInfo, "description": "With background: it runs."}}
 
 IdempotencyKey = Annotated[
     str | None,
@@ -37,7 +38,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-@router.post("", response_class=EventStream, status_code=200, responses=_STREAM)
+@router.post("", response_class=EventStream, status_code=200, responses=_STREAM | _STARTED)
 async def start_exec(
     ref: str, body: public.StartExec, request: Request, call: Call, idempotency_key: IdempotencyKey = None
 ) -> Response:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.api import render
-from perdure.api.deps import Call, GuestPlace, awake_headers, exact_query
+from perdure.api.deps import Call, GuestPlace, PathText, awake_headers, exact_query
 from perdure.api.streams import ContentStream
 from perdure.core.errors import InvalidRequest, NotFound, RangeNotSatisfiable
 from perdure.wire import node, public
@@ -21,6 +21,7 @@ from perdure.wire.paths import parent, place_of, shown
 
 router = APIRouter(prefix="/workspaces/{ref}/files", tags=["files"])
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
+MODE: dict[str, Any] = {"json_schema_extra": {"pattern": "^[0-7]{1,4}$"}}  # ``_mode`` judges it
 
 
 def mode_of(text: str | None, default: int | None) -> int | None:
@@ -141,7 +142,7 @@ async def write_file(
     request: Request,
     response: Response,
     call: Call,
-    mode: Annotated[str | None, Query(description="Octal; default 644 for a new file, unchanged for an old one.")] = None,
+    mode: Annotated[str | None, Query(description="Octal; default 644 for a new one, unchanged for an old one.", **MODE)] = None,
     parents: Annotated[bool, Query(description="Make missing directories above it.")] = False,
 ) -> public.FileWritten:
     """Replace a file atomically by the body, streamed: the old content stays until all of the new is written and verified."""
@@ -183,7 +184,7 @@ async def make_dir(
     response: Response,
     call: Call,
     parents: Annotated[bool, Query()] = True,
-    mode: Annotated[str | None, Query(description="Octal, default 755.")] = None,
+    mode: Annotated[str | None, Query(description="Octal, default 755.", **MODE)] = None,
 ) -> public.Done:
     """Make a directory; one that exists already is fine with ``parents``."""
     async with call.awake(ref) as awake:
@@ -198,8 +199,8 @@ async def rename(
     request: Request,
     response: Response,
     call: Call,
-    source: Annotated[str, Query()],
-    destination: Annotated[str, Query()],
+    source: PathText,
+    destination: PathText,
     root: Annotated[str | None, Query(description="A directory that both stay below.")] = None,
 ) -> public.Done:
     """Replaces the destination, atomically."""

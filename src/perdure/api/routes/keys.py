@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 
 from perdure.access.model import NewKey
 from perdure.api import render
-from perdure.api.deps import Call
+from perdure.api.deps import Call, Paging
+from perdure.core.paging import Place, cut
 from perdure.wire import public
 
 router = APIRouter(prefix="/keys", tags=["keys"])
@@ -25,9 +26,10 @@ async def create_key(body: public.CreateKey, call: Call) -> public.CreatedKey:
 
 
 @router.get("")
-async def list_keys(call: Call, tenant: OfTenant = None) -> public.KeyList:
-    """All keys of the tenant there ever were, newest last. The one in the server's key file is not among them."""
-    return public.KeyList(keys=[render.key(key) for key in await call.services.access.keys(call.caller, tenant)])
+async def list_keys(call: Call, page: Paging, tenant: OfTenant = None) -> public.KeyList:
+    """All keys of the tenant there ever were, newest last, in pages. The one in the server's key file is not among them."""
+    shown = cut(await call.services.access.keys(call.caller, tenant, page), page, lambda one: Place(one.created_at, one.id))
+    return public.KeyList(keys=[render.key(key) for key in shown.items], next_cursor=shown.next_cursor)
 
 
 @router.post("/{ref}/revoke")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from perdure.api import render
-from perdure.api.deps import Call
+from perdure.api.deps import Call, Paging
+from perdure.core.paging import Place, cut
 from perdure.wire import public
 from perdure.workspaces import model
 
@@ -26,9 +27,11 @@ async def configure_workspace(ref: str, body: public.ConfigureWorkspace, call: C
 
 
 @router.get("/{ref}/snapshots")
-async def list_snapshots(ref: str, call: Call) -> public.SnapshotList:
-    """The tree: what each descends from, what keeps it, what hangs on it, what it weighs."""
-    return public.SnapshotList(snapshots=[render.place(one) for one in await call.workspaces.lineage(call.ctx, ref)])
+async def list_snapshots(ref: str, call: Call, page: Paging) -> public.SnapshotList:
+    """The tree, oldest first, in pages: what each descends from, what keeps it, what hangs on it, what it weighs."""
+    found = await call.workspaces.lineage(call.ctx, ref, page)
+    shown = cut(found, page, lambda one: Place(one.snapshot.created_at, one.snapshot.id))
+    return public.SnapshotList(snapshots=[render.place(one) for one in shown.items], next_cursor=shown.next_cursor)
 
 
 @router.patch("/{ref}/snapshots/{snapshot}")

@@ -6,9 +6,10 @@ from fastapi import APIRouter
 
 from perdure.access.limits import Quota
 from perdure.api import render
-from perdure.api.deps import Call
+from perdure.api.deps import Call, Paging
 from perdure.api.routes.quotas import quota_of
 from perdure.core.ids import TenantId
+from perdure.core.paging import Place, cut
 from perdure.wire import public
 
 router = APIRouter(prefix="/tenants", tags=["tenants"])
@@ -23,9 +24,10 @@ async def create_tenant(body: public.CreateTenant, call: Call) -> public.TenantI
 
 
 @router.get("")
-async def list_tenants(call: Call) -> public.TenantList:
-    """Oldest first."""
-    return public.TenantList(tenants=[render.tenant(one) for one in await call.services.access.tenants()])
+async def list_tenants(call: Call, page: Paging) -> public.TenantList:
+    """Oldest first, in pages."""
+    shown = cut(await call.services.access.tenants(page), page, lambda one: Place(one.created_at, one.id))
+    return public.TenantList(tenants=[render.tenant(one) for one in shown.items], next_cursor=shown.next_cursor)
 
 
 @router.get("/{tenant}/quota")

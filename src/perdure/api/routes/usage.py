@@ -28,3 +28,10 @@ async def usage(
     found = await call.services.metering.of(tenant_id, workspace, since, until)
     rows = render.usage_rows(tenant_id, found, by)
     return public.UsageReport(by=by, since=since, until=until, rows=rows)
+
+
+@router.get("/meters")
+async def meters(call: Call) -> public.MeterReadings:
+    """What the meters of the workspaces that are awake say now: for who watches them. Wakes nobody."""
+    found = await call.workspaces.meters(call.ctx)
+    return public.MeterReadings(at=call.services.clock.now(), meters=[render.meters(one) for one in found])

@@ -6,20 +6,23 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
 from perdure.api import render
-from perdure.api.deps import Call
+from perdure.api.deps import Call, Cursor, Paging
 from perdure.core.errors import InvalidRequest
+from perdure.core.paging import Place, cut, seq_cursor, seq_of
 from perdure.wire import public
 from perdure.workspaces import model
 
 router = APIRouter(prefix="/workspaces", tags=["workspaces"])
+MetadataFilter = Annotated[str, Field(json_schema_extra={"pattern": "^[^=]+="})]  # checked here, for a sentence of our own
 
 
 @router.post("", status_code=201)
 async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.CreatedAnswer:
-    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing. Allowed addresses that the
-    operator does not allow too are a warning."""
+    """Make a workspace; answers when it is awake. A name in use is 409 and makes nothing, but for a request that has made it and
+    is repeated with its key. Allowed addresses that the operator does not allow too are a warning."""
     spec = model.CreateWorkspace(
         name=body.name,
         image=body.image,
@@ -34,6 +37,7 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.C
         egress_allow=tuple(body.egress_allow),
         environment=body.environment,
         metadata=body.metadata,
+        request_key=body.request_key,
     )
     workspace, report = await call.workspaces.create(call.ctx, spec)
     call.about(workspace.id)
@@ -44,19 +48,26 @@ async def create_workspace(body: public.CreateWorkspace, call: Call) -> public.C
 @router.get("")
 async def list_workspaces(
     call: Call,
-    state: Annotated[list[public.WorkspaceState] | None, Query(description="Any of these states.")] = None,
-    metadata: Annotated[list[str] | None, Query(description="KEY=VALUE, all of them.")] = None,
+    page: Paging,
+    state: Annotated[list[public.WorkspaceState] | None, Query(description="In any of these states.")] = None,
+    metadata: Annotated[list[MetadataFilter] | None, Query(description="KEY=VALUE, all of them.")] = None,
+    image: Annotated[str | None, Query(description="Made of the image of this name or digest.")] = None,
+    name_prefix: Annotated[str | None, Query(description="With a name that begins so.")] = None,
 ) -> public.WorkspaceList:
-    """All that are not deleted, newest last."""
-    wanted: dict[str, str] = {}
-    for pair in metadata or []:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidRequest(f"The metadata filter {pair!r} has no '='.", hint="Write it as KEY=VALUE.")
-        wanted[key] = value
+    """All that are not deleted, newest last, in pages: each one that is there all the time is in exactly one of them, whatever
+    is made and deleted meanwhile."""
     states = tuple(model.WorkspaceState(one.value) for one in state or [])
-    found = await call.workspaces.find(call.ctx, states=states, metadata=wanted or None)
-    return public.WorkspaceList(workspaces=[render.workspace(one) for one in found])
+    wanted = model.Wanted(states, dict(_pair(text) for text in metadata or []), image, name_prefix)
+    found = await call.workspaces.find(call.ctx, wanted, page)
+    shown = cut(found, page, lambda one: Place(one.created_at, one.id))
+    return public.WorkspaceList(workspaces=[render.workspace(one) for one in shown.items], next_cursor=shown.next_cursor)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest(f"The metadata filter {text!r} is not KEY=VALUE.", hint="Write it as KEY=VALUE.")
+    return key, value
 
 
 @router.get("/{ref}")
@@ -169,9 +180,13 @@ async def resume_report(ref: str, call: Call) -> public.ReportAnswer:
 async def workspace_log(
     ref: str,
     call: Call,
-    after_seq: Annotated[int, Query(ge=0)] = 0,
-    limit: Annotated[int, Query(ge=1, le=10000)] = 1000,
+    after_seq: Annotated[int, Query(ge=0, lt=1 << 63, description="Only entries after this one; a cursor comes before it.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=10000, description="At most so many.")] = 1000,
+    cursor: Cursor = None,
 ) -> public.Log:
     """The thread: what happened to this workspace, in order, hash-chained."""
-    entries = await call.workspaces.log(call.ctx, ref, after_seq=after_seq, limit=limit)
-    return public.Log(entries=[render.log_entry(one) for one in entries])
+    begin = after_seq if cursor is None else seq_of(cursor)
+    entries = await call.workspaces.log(call.ctx, ref, after_seq=begin, limit=limit + 1)
+    shown = entries[:limit]
+    following = seq_cursor(shown[-1].seq) if len(entries) > limit else None
+    return public.Log(entries=[render.log_entry(one) for one in shown], next_cursor=following)

@@ -5,11 +5,13 @@ values (%(id)s, %(tenant_id)s, %(name)s, %(hash)s, %(prefix)s, %(scopes)s, %(by)
 returning *, 'active' as state;
 
 -- name: of_tenant
--- All there ever were, newest last.
+-- All there ever were, newest last, from behind a place (null: from the first).
 select *, case when revoked_at is not null then 'revoked' when expires_at <= perdure_now() then 'expired' else 'active' end as state
 from api_keys
 where tenant_id = %(tenant_id)s
-order by created_at, id;
+  and (created_at, id) > (coalesce(%(after_at)s::timestamptz, '-infinity'), coalesce(%(after_id)s::text, ''))
+order by created_at, id
+limit %(limit)s;
 
 -- name: by_hash
 -- A key that counts. ``left_s``: seconds until it expires; null: never. ``is_unnoted``: its last use was noted ten minutes ago or more.

@@ -3,7 +3,11 @@ insert into tenants (tenant_id, name, created_by) values (%(id)s, %(name)s, %(by
 returning tenant_id, name, created_at, created_by;
 
 -- name: all
-select tenant_id, name, created_at, created_by from tenants order by created_at, tenant_id;
+-- Oldest first, from behind a place (null: from the first).
+select tenant_id, name, created_at, created_by from tenants
+where (created_at, tenant_id) > (coalesce(%(after_at)s::timestamptz, '-infinity'), coalesce(%(after_id)s::text, ''))
+order by created_at, tenant_id
+limit %(limit)s;
 
 -- name: by_ref
 select tenant_id, name, created_at, created_by from tenants where tenant_id = %(ref)s or name = %(ref)s;

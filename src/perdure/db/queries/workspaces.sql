@@ -2,12 +2,12 @@
 -- A new workspace and the first entry of its thread.
 insert into workspaces (id, tenant_id, name, kind, state, generation, node_id, image, image_name, memory_mib, vcpus, disk_gib,
                         head_snapshot_id, parent_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
-                        keep_snapshots, asleep_after_days, asleep_action, egress_allow, environment, metadata, expires_at,
-                        state_detail)
+                        keep_snapshots, asleep_after_days, asleep_action, egress_allow, environment, metadata, request_key,
+                        expires_at, state_detail)
 values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(image)s, %(image_name)s, %(memory_mib)s,
         %(vcpus)s, %(disk_gib)s, %(head_snapshot_id)s, %(parent_id)s, %(forked_from)s, %(hostname)s, %(machine_id)s,
         %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(keep_snapshots)s, %(asleep_after_days)s, %(asleep_action)s,
-        %(egress_allow)s, %(environment)s, %(metadata)s,
+        %(egress_allow)s, %(environment)s, %(metadata)s, %(request_key)s,
         perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
 returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
           null::text as head_origin_id, null::boolean as head_quiesced,
@@ -27,8 +27,15 @@ select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as
 from workspaces w left join snapshots h on h.id = w.head_snapshot_id
 where w.tenant_id = %(tenant_id)s and (w.id = %(ref)s or (w.name = %(ref)s and w.state <> 'deleted'));
 
+-- name: by_request
+-- The one that a request of this key has made, unless it is deleted.
+select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
+       h.quiesced as head_quiesced
+from workspaces w left join snapshots h on h.id = w.head_snapshot_id
+where w.tenant_id = %(tenant_id)s and w.request_key = %(request_key)s and w.state <> 'deleted';
+
 -- name: find
--- A tenant's workspaces, newest last; an empty list of states means all but deleted.
+-- A tenant's workspaces, newest last, from behind a place (null: from the first); an empty list of states means all but deleted.
 select w.*, perdure_now() as now, h.has_memory as head_has_memory, h.disk_gib as head_disk_gib, h.origin_id as head_origin_id,
        h.quiesced as head_quiesced
 from workspaces w left join snapshots h on h.id = w.head_snapshot_id
@@ -36,7 +43,11 @@ where w.tenant_id = %(tenant_id)s
   and w.state <> 'deleted'
   and (cardinality(%(states)s::text[]) = 0 or w.state = any(%(states)s::text[]))
   and w.metadata @> %(metadata)s
-order by w.created_at, w.id;
+  and (%(image)s::text is null or w.image_name = %(image)s or w.image = %(image)s)
+  and (%(name_prefix)s::text is null or starts_with(w.name, %(name_prefix)s))
+  and (w.created_at, w.id) > (coalesce(%(after_at)s::timestamptz, '-infinity'), coalesce(%(after_id)s::text, ''))
+order by w.created_at, w.id
+limit %(limit)s;
 
 -- name: names_like
 -- Names in use that begin with a prefix, to number new ones.

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import httpx2
 
-from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.sdk import _core
-from perdure.sdk._acompat import apause
+from perdure.sdk._acompat import AsyncSent, apause
+from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
 from perdure.sdk._options import QuotaOptions
@@ -23,14 +23,18 @@ from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
 
 Model = TypeVar("Model", bound=public.Answer)
-_CLOCK = SystemClock()
+Page = TypeVar("Page", bound=public.Paged)
 
 
 class AsyncClient:
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
-    ``timeout_s`` bounds how long any one call waits for its answer (None: as long as it takes); a call that ran out of it goes
-    on in the server. Connecting has its own bound of five seconds.
+    ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that
+    ran out of it goes on in the server, and nothing is stopped by it. Connecting has its own bound of five seconds.
+
+    >>> async with AsyncClient() as client:
+    ...     (await client.health()).status
+    'ok'
     """
 
     def __init__(
@@ -62,7 +66,11 @@ class AsyncClient:
         )
 
     async def aclose(self) -> None:
-        """Close the connections. Workspaces and commands go on."""
+        """Close the connections. Workspaces and commands go on.
+
+        >>> client = AsyncClient(timeout_s=30)
+        >>> await client.aclose()
+        """
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -73,25 +81,22 @@ class AsyncClient:
 
     async def request(self, call: Call, *, timeout_s: float | None = None) -> httpx2.Response:
         """Do a call, repeat it where that is safe, and return its answer; raises the error that the answer stands for."""
-        attempt = 0
-        until = _CLOCK.monotonic() + _core.patience_s(self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(call, self._timeout_s if timeout_s is None else timeout_s)
         while True:
-            attempt += 1
+            sent = AsyncSent()
             try:
-                return await self._once(call, timeout_s)
+                return await self._once(call, attempts.patience.left_s(), sent)
             except PerdureError as error:
-                delay_s = _core.retry_after_s(call, error, attempt, until - _CLOCK.monotonic())
-                if delay_s is None:
-                    raise
+                delay_s = attempts.pause_s(error, was_sent=sent.is_whole)
             await apause(delay_s)
 
-    async def _once(self, call: Call, timeout_s: float | None) -> httpx2.Response:
+    async def _once(self, call: Call, left_s: float | None, sent: AsyncSent) -> httpx2.Response:
         options = call.payload
-        if timeout_s is not None:
-            options["timeout"] = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
-        with self._seam(call):
-            response = await self._http.request(call.method, call.url, **options)
-        _core.judge(response.status_code, response.content)
+        connect_s = _core.CONNECT_TIMEOUT_S if left_s is None else min(left_s, _core.CONNECT_TIMEOUT_S)
+        options["timeout"] = httpx2.Timeout(left_s, connect=connect_s)
+        with self._seam(call, sent):
+            response = await self._http.request(call.method, call.url, extensions={"trace": sent}, **options)
+        _core.judge(response.status_code, response.content, response.headers)
         return response
 
     async def fetch(self, call: Call, kind: type[Model], *, timeout_s: float | None = None) -> Model:
@@ -99,12 +104,21 @@ class AsyncClient:
         response = await self.request(call, timeout_s=timeout_s)
         return kind.model_validate_json(response.content)
 
+    async def pages(self, call: Call, kind: type[Page]) -> AsyncIterator[Page]:
+        """Do a call that answers a list in pages, and go on to its end."""
+        while True:
+            page = await self.fetch(call, kind)
+            yield page
+            if page.next_cursor is None:
+                return
+            call = _core.next_page(call, page.next_cursor)
+
     async def send(self, call: Call, content: Any, kind: type[Model]) -> Model:
-        """Do a call with a streamed body (any iterable of bytes), once."""
+        """Do a call with a streamed body (any iterable of bytes), once. What came of a part of it may have been used."""
         headers = {"content-type": "application/octet-stream"}
-        with self._seam(call):
+        with self._seam(call, None):
             response = await self._http.request(call.method, call.url, content=content, headers=headers)
-        _core.judge(response.status_code, response.content)
+        _core.judge(response.status_code, response.content, response.headers)
         return kind.model_validate_json(response.content)
 
     @asynccontextmanager
@@ -114,10 +128,12 @@ class AsyncClient:
         """Do a call whose answer lasts. It may take ``timeout_s`` to begin; a server that then says nothing for ``silence_s``
         counts as gone. What a program in a workspace answers is passed on, whatever its status."""
         timeout = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
-        with self._seam(call):
-            async with self._http.stream(call.method, call.url, timeout=timeout, **call.payload) as response:
+        sent = AsyncSent()
+        options = {**call.payload, "timeout": timeout, "extensions": {"trace": sent}}
+        with self._seam(call, sent):
+            async with self._http.stream(call.method, call.url, **options) as response:
                 if response.status_code >= 400 and public.ANSWERED_BY_HEADER not in response.headers:
-                    _core.judge(response.status_code, await response.aread())
+                    _core.judge(response.status_code, await response.aread(), response.headers)
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response
 
@@ -130,30 +146,55 @@ class AsyncClient:
                     yield line
 
     @contextmanager
-    def _seam(self, call: Call) -> Iterator[None]:
-        """The one place where transport errors become ours."""
+    def _seam(self, call: Call, sent: AsyncSent | None) -> Iterator[None]:
+        """The one place where transport errors become ours. ``sent`` None: whatever has left may have been used."""
+        lost: PerdureError
+        cause: Exception
         try:
             yield
+            return
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _core.unreachable(self.target, str(error)) from error
         except httpx2.TimeoutException as error:
-            what = f"{call.method} {call.path}"
-            raise CallTimedOut(f"No answer to {what} came in time; the server goes on with it.") from error
+            lost, cause = CallTimedOut(f"No answer to {call.method} {call.path} came in time; the server goes on with it."), error
         except (httpx2.TransportError, httpx2.StreamError) as error:
-            raise ConnectionLost(f"The connection to {self.target.label} ended before the answer to {call.method}.") from error
+            lost = ConnectionLost(f"The connection to {self.target.label} ended before the answer to {call.method}.")
+            cause = error
+        raise qualified(lost, call, may_be_done=sent is None or sent.is_whole) from cause
 
     # ------------------------------------------------------------------------------------------------------ server, images
 
     async def health(self) -> public.Health:
+        """Whether it serves, and which version.
+
+        >>> (await client.health()).status
+        'ok'
+        """
         return await self.fetch(_core.get("/v1/health"), public.Health)
 
     async def doctor(self) -> public.DoctorReport:
+        """What the server's host can do, and what mends the rest.
+
+        >>> report = await client.doctor()
+        >>> report.ok, report.isolation.value
+        (True, 'vm-emulated')
+        """
         return await self.fetch(_core.get("/v1/doctor"), public.DoctorReport)
 
-    async def log(self, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[public.LogEntry]:
-        """The thread of a workspace by its name or id; by its id also when it is deleted."""
-        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=limit)
-        return (await self.fetch(call, public.Log)).entries
+    async def log(self, ref: str, *, after_seq: int = 0, limit: int | None = None) -> list[public.LogEntry]:
+        """The thread of a workspace by its name or id, from the first entry after a number; by its id also when it is deleted.
+        At most ``limit`` entries; None: to its end.
+
+        >>> [entry.kind for entry in await client.log("demo", limit=1)]
+        ['awake']
+        """
+        entries: list[public.LogEntry] = []
+        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=min(limit or _core.PAGE, _core.PAGE))
+        async for page in self.pages(call, public.Log):
+            entries += page.entries
+            if limit is not None and len(entries) >= limit:
+                break
+        return entries[:limit]
 
     async def usage(
         self,
@@ -165,28 +206,66 @@ class AsyncClient:
     ) -> public.UsageReport:
         """What workspaces used between two instants (aware; without them from the beginning, and until now): a row for each
         workspace, deleted ones included, or one for the whole tenant. ``workspace`` is an id or a name: only those that have,
-        or had, it. Raises NotFound when there never was one."""
+        or had, it. Raises NotFound when there never was one.
+
+        >>> (row,) = (await client.usage("demo")).rows
+        >>> row.name, row.awake_s / 3600
+        ('demo', 1.5)
+        """
         query = {"from": _core.instant(since), "to": _core.instant(until), "by": by, "workspace": workspace}
         return await self.fetch(_core.get("/v1/usage", **query), public.UsageReport)
 
+    async def meters(self) -> public.MeterReadings:
+        """What the meters of the workspaces that are awake say now. They only grow, so two readings make a rate.
+
+        >>> [one.name for one in (await client.meters()).meters]
+        ['demo']
+        """
+        return await self.fetch(_core.get("/v1/meters"), public.MeterReadings)
+
     async def images(self) -> list[public.ImageInfo]:
+        """All images of the server, old ones that workspaces still need too.
+
+        >>> [image.name for image in await client.images() if image.current]
+        ['base']
+        """
         return (await self.fetch(_core.get("/v1/images"), public.ImageList)).images
 
     async def image(self, ref: str) -> public.ImageInfo:
+        """One image, by name or digest. Raises NotFound.
+
+        >>> (await client.image("base")).memory_mib
+        512
+        """
         return await self.fetch(_core.get(f"/v1/images/{quote(ref, safe='')}"), public.ImageInfo)
 
     async def remove_image(self, ref: str) -> None:
+        """Remove an image that no workspace uses. Raises Conflict with the names of those that do.
+
+        >>> await client.remove_image("base")
+        """
         await self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
 
     async def prune_images(self) -> public.PrunedImages:
-        """Remove the images that no name points to and no workspace of the server uses."""
+        """Remove the images that no name points to and no workspace of the server uses.
+
+        >>> (await client.prune_images()).removed
+        []
+        """
         return await self.fetch(Call("POST", "/v1/images/prune", body={}), public.PrunedImages)
 
     async def verify(
         self, workspace: str | None = None, *, snapshot: str | None = None, boot: bool = False
     ) -> AsyncIterator[public.VerifyEvent]:
         """Check every stored byte of a workspace's snapshots, of one of them, or of all workspaces; with ``boot`` also start each
-        in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing."""
+        in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing.
+
+        >>> snapshot = await ws.checkpoint("before")
+        >>> async for event in client.verify("demo"):
+        ...     if event.result is not None:
+        ...         print(event.result.name, event.result.intact)
+        before True
+        """
         body = _core.checked(public.VerifySnapshots, workspace=workspace, snapshot=snapshot, boot=boot)
         async for line in self.ndjson(_core.post("/v1/snapshots/verify", body.model_dump(mode="json"))):
             event = _core.verify_event(line)
@@ -198,7 +277,13 @@ class AsyncClient:
     ) -> AsyncIterator[public.BackupEvent]:
         """Back up the whole server into a directory on its machine (absolute), or s3://, gs:// or az:// with a prefix, while it
         works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it. ``skip_damaged``: damaged
-        snapshots are left out, and named in it."""
+        snapshots are left out, and named in it.
+
+        >>> async for event in client.backup("/srv/backups"):
+        ...     if event.backup is not None:
+        ...         print(event.backup.workspaces, event.backup.snapshots)
+        2 2
+        """
         body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key, skip_damaged=skip_damaged)
         async for line in self.ndjson(_core.post("/v1/backups", body.model_dump(mode="json"))):
             event = _core.backup_event(line)
@@ -207,7 +292,12 @@ class AsyncClient:
 
     async def shred_tenant(self, tenant: str, *, delete_workspaces: bool = False) -> public.ShreddedTenantInfo:
         """Throw away the key of a tenant: what it has in the encrypted object store can never be read again. With
-        ``delete_workspaces`` its workspaces go too; without it a tenant that has any is refused. Repeating it is fine."""
+        ``delete_workspaces`` its workspaces go too; without it a tenant that has any is refused. Repeating it is fine.
+
+        >>> tenant = await client.create_tenant("acme")
+        >>> (await client.shred_tenant("acme")).deleted
+        []
+        """
         body = _core.checked(public.ShredTenant, delete_workspaces=delete_workspaces)
         call = Call("POST", f"/v1/tenants/{quote(tenant, safe='')}/shred", body=body.model_dump(mode="json"), repeatable=True)
         return await self.fetch(call, public.ShreddedTenantInfo)
@@ -224,6 +314,11 @@ class AsyncClient:
         """Build an image from a recipe's TOML text or a shipped recipe's name (neither: ``base``).
 
         ``sources`` are the contents of the files that the recipe names as ``source``. Yields the progress, last ``done``.
+
+        >>> async for event in client.build_image(shipped="base", if_missing=True):
+        ...     if event.image is not None:
+        ...         print(event.image.name)
+        base
         """
         body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
         async for line in self.ndjson(_core.post("/v1/images", body.model_dump(mode="json"))):
@@ -287,27 +382,49 @@ class AsyncClient:
     ) -> public.CreatedKey:
         """Make an API key; ``scopes`` are of admin, operate, invoke, approve and read. No other answer ever has its ``secret``.
 
-        ``tenant``: another one's, by id or name, for the operator. Raises AlreadyExists for a name in use."""
+        ``tenant``: another one's, by id or name, for the operator. Raises AlreadyExists for a name in use.
+
+        >>> made = await client.create_key("agent", ["invoke"], expires_s=30 * 86400)
+        >>> made.secret[:4], made.key.state.value
+        ('pdk_', 'active')
+        """
         body = _core.checked(public.CreateKey, name=name, scopes=list(scopes), expires_s=expires_s, tenant=tenant)
         return await self.fetch(_core.post("/v1/keys", body.model_dump(mode="json")), public.CreatedKey)
 
     async def keys(self, *, tenant: str | None = None) -> list[public.KeyInfo]:
-        """All keys there ever were, newest last, without the server's own."""
-        return (await self.fetch(_core.get("/v1/keys", tenant=tenant), public.KeyList)).keys
+        """All keys there ever were, newest last, without the server's own.
+
+        >>> made = await client.create_key("agent", ["read"])
+        >>> [key.name for key in await client.keys()]
+        ['agent']
+        """
+        pages = self.pages(_core.get("/v1/keys", tenant=tenant, limit=_core.PAGE), public.KeyList)
+        return [key async for page in pages for key in page.keys]
 
     async def revoke_key(self, ref: str, *, tenant: str | None = None) -> public.KeyInfo:
-        """Revoke a key by its id or name. What begins after this is refused; repeating it, by id, is fine."""
+        """Revoke a key by its id or name. What begins after this is refused; repeating it, by id, is fine.
+
+        >>> made = await client.create_key("agent", ["read"])
+        >>> (await client.revoke_key("agent")).state.value
+        'revoked'
+        """
         path = f"/v1/keys/{quote(ref, safe='')}/revoke"
         call = Call("POST", path, _core.query_of({"tenant": tenant}), body={}, repeatable=True)
         return await self.fetch(call, public.KeyInfo)
 
     async def quota(self, tenant: str | None = None) -> public.QuotaInfo:
-        """What the key's own tenant may have, and has; or, for the operator, another one by id or name."""
+        """What the key's own tenant may have, and has; or, for the operator, another one by id or name.
+
+        >>> quota = await client.quota()  # doctest: +SKIP
+        """
         path = "/v1/quota" if tenant is None else f"/v1/tenants/{quote(tenant, safe='')}/quota"
         return await self.fetch(_core.get(path), public.QuotaInfo)
 
     async def set_quota(self, tenant: str, **limits: Unpack[QuotaOptions]) -> public.QuotaInfo:
-        """Change limits of a tenant: those that are given; None takes one away. For the operator."""
+        """Change limits of a tenant: those that are given; None takes one away. For the operator.
+
+        >>> quota = await client.set_quota("acme", workspaces=10)  # doctest: +SKIP
+        """
         body = _core.checked(public.SetQuota, **limits).model_dump(mode="json", exclude_unset=True)
         call = Call("PATCH", f"/v1/tenants/{quote(tenant, safe='')}/quota", body=body, repeatable=True)
         return await self.fetch(call, public.QuotaInfo)
@@ -322,15 +439,27 @@ class AsyncClient:
         wait_s: float = 0.0,
     ) -> public.AuditPage:
         """Who did what, oldest first: of the key's own tenant, for the operator of all or of ``tenant``. Goes on with
-        ``after=page.next``; with ``wait_s`` (30 at most) it waits for a row where there is none yet. ``since`` is aware."""
+        ``after=page.next``; with ``wait_s`` (30 at most) it waits for a row where there is none yet. ``since`` is aware.
+
+        >>> page = await client.audit(limit=100)  # doctest: +SKIP
+        """
         query = {"tenant": tenant, "from": _core.instant(since), "after": after, "limit": limit, "wait_s": wait_s}
         return await self.fetch(_core.get("/v1/audit", **query), public.AuditPage)
 
     async def create_tenant(self, name: str) -> public.TenantInfo:
-        """Make a tenant. For the operator; raises AlreadyExists for a name in use."""
+        """Make a tenant. For the operator; raises AlreadyExists for a name in use.
+
+        >>> (await client.create_tenant("acme")).name
+        'acme'
+        """
         body = _core.checked(public.CreateTenant, name=name)
         return await self.fetch(_core.post("/v1/tenants", body.model_dump(mode="json")), public.TenantInfo)
 
     async def tenants(self) -> list[public.TenantInfo]:
-        """All tenants, oldest first. For the operator."""
-        return (await self.fetch(_core.get("/v1/tenants"), public.TenantList)).tenants
+        """All tenants, oldest first. For the operator.
+
+        >>> [tenant.name for tenant in await client.tenants()]
+        ['default']
+        """
+        pages = self.pages(_core.get("/v1/tenants", limit=_core.PAGE), public.TenantList)
+        return [tenant async for page in pages for tenant in page.tenants]

@@ -24,7 +24,14 @@ OnText = Callable[[str], Any]
 
 
 class AsyncCommandHandle:
-    """A command that was started. Iterate over it for its output as bytes, ``wait`` for its end; leaving it does not stop it."""
+    """A command that was started. Iterate over it for its output as bytes, ``wait`` for its end; leaving it does not stop it.
+
+    >>> handle = await ws.commands.run("echo one; echo two", background=True)
+    >>> async for output in handle:
+    ...     print(output.stream, output.text)
+    stdout one
+    two
+    """
 
     def __init__(self, workspace: AsyncWorkspace, follower: Follower, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         self._workspace = workspace
@@ -57,7 +64,12 @@ class AsyncCommandHandle:
                 yield output
 
     async def follow(self, timeout: float | None) -> AsyncGenerator[Output]:
-        """Output until the command or the wait (seconds) ends; a broken connection is taken up where it broke."""
+        """Output until the command or the wait (seconds) ends; a broken connection is taken up where it broke.
+
+        >>> handle = ws.commands.stream("echo hello")
+        >>> [output.text async for output in handle.follow(timeout=60)]
+        ['hello\\n']
+        """
         follower = self._follower
         follower.detached = False
         while not follower.finished:
@@ -83,7 +95,15 @@ class AsyncCommandHandle:
     async def wait(
         self, timeout: float | None = None, *, on_stdout: OnText | None = None, on_stderr: OnText | None = None
     ) -> CommandResult:
-        """Wait for the end and return it with the output. Raises StillRunning after ``timeout`` seconds; the command goes on."""
+        """Wait for the end and return it with the output. Raises StillRunning after ``timeout`` seconds; the command goes on.
+
+        >>> handle = await ws.commands.run("echo hello", background=True)
+        >>> result = await handle.wait(60, on_stdout=print)
+        hello
+        <BLANKLINE>
+        >>> result.exit_code
+        0
+        """
         collector = Collector(self._limit)
         callbacks = {"stdout": on_stdout, "stderr": on_stderr}
         async with aclosing(self.follow(timeout)) as outputs:
@@ -96,14 +116,31 @@ class AsyncCommandHandle:
         return collector.result(self._follower.outcome)
 
     async def kill(self) -> None:
-        """End the command and everything it started."""
+        """End the command and everything it started.
+
+        >>> handle = await ws.commands.run("sleep 1000", background=True)
+        >>> await handle.kill()
+        >>> (await handle.wait()).end
+        'killed'
+        """
         await self._workspace.commands.kill(self.exec_id)
 
     async def send_signal(self, signal: int) -> None:
+        """Send a signal to the command, by its number.
+
+        >>> handle = await ws.commands.run("sleep 1000", background=True)
+        >>> await handle.send_signal(15)
+        """
         await self._workspace.commands.send_signal(self.exec_id, signal)
 
     async def send_stdin(self, data: AsyncData, *, eof: bool = False) -> None:
-        """Write to the command's stdin (started with ``stdin=True``); with ``eof`` close it afterwards."""
+        """Write to the command's stdin (started with ``stdin=True``); with ``eof`` close it afterwards.
+
+        >>> handle = await ws.commands.run(["cat"], background=True, stdin=True)
+        >>> await handle.send_stdin("hello", eof=True)
+        >>> (await handle.wait()).stdout
+        'hello'
+        """
         await self._workspace.commands.send_stdin(self.exec_id, data, eof=eof)
 
 
@@ -152,6 +189,12 @@ class AsyncCommands:
         ``timeout`` is how long this call waits (then StillRunning; the command goes on); ``run_limit_s`` and ``idle_limit_s`` end
         the command. With ``background`` the call returns a handle as soon as the command runs. A command with an
         ``idempotency_key`` runs once: who asks again gets its output and outcome, as far as they are kept, or ``Forgotten``.
+
+        >>> result = await ws.commands.run(["echo", "hello"], envs={"LANG": "C"}, cwd="/root")
+        >>> result.exit_code, result.stdout
+        (0, 'hello\\n')
+        >>> (await ws.commands.run("false")).ok
+        False
         """
         key = options.get("idempotency_key")
         start = self._start(cmd, stdin is not False, background, options)
@@ -168,7 +211,12 @@ class AsyncCommands:
         return await handle.wait(timeout, on_stdout=on_stdout, on_stderr=on_stderr)
 
     def stream(self, cmd: str | Sequence[str], *, stdin: bool = False, **options: Unpack[RunOptions]) -> AsyncCommandHandle:
-        """A handle whose command starts when it is first iterated over or waited for; its output streams with the start."""
+        """A handle whose command starts when it is first iterated over or waited for; its output streams with the start.
+
+        >>> async for output in ws.commands.stream("echo hello"):
+        ...     print(output.data)
+        b'hello\\n'
+        """
         start = self._start(cmd, stdin, False, options)
         assert start.exec_id is not None
         limit = options.get("output_limit_bytes", OUTPUT_LIMIT_BYTES)
@@ -237,15 +285,32 @@ class AsyncCommands:
         return AsyncCommandHandle(self._workspace, follower, limit)
 
     async def list(self) -> builtins.list[public.ExecInfo]:
-        """Running commands and the recent finished ones whose output is still kept."""
+        """Running commands and the recent finished ones whose output is still kept.
+
+        >>> result = await ws.commands.run("true")
+        >>> [one.command for one in await ws.commands.list()]
+        ['true']
+        """
         return (await self._workspace.fetch(_core.get(self._path()), public.ExecList)).execs
 
     async def get(self, exec_id: str) -> public.ExecInfo:
+        """One command, running or ended, by its id. Raises NotFound for one that is forgotten.
+
+        >>> result = await ws.commands.run("true")
+        >>> (await ws.commands.get(result.exec_id)).outcome.exit_code
+        0
+        """
         return await self._workspace.fetch(_core.get(self._path(exec_id)), public.ExecInfo)
 
     async def attach(self, exec_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0) -> AsyncCommandHandle:
         """A handle of a command that anybody started earlier; its output comes from the beginning, as far as it is kept, or from
-        byte offsets on: a handle's ``offsets`` say how far it has read."""
+        byte offsets on: a handle's ``offsets`` say how far it has read.
+
+        >>> started = await ws.commands.run("echo hello", background=True)
+        >>> handle = await ws.commands.attach(started.exec_id)
+        >>> (await handle.wait()).stdout
+        'hello\\n'
+        """
         if stdout_offset < 0 or stderr_offset < 0:
             raise InvalidRequest("An output offset is not negative.")
         handle = self._handle(await self.get(exec_id), OUTPUT_LIMIT_BYTES)
@@ -255,19 +320,37 @@ class AsyncCommands:
     connect = attach
 
     async def kill(self, exec_id: str) -> None:
-        """End the command and everything it started."""
+        """End the command and everything it started.
+
+        >>> handle = await ws.commands.run("sleep 1000", background=True)
+        >>> await ws.commands.kill(handle.exec_id)
+        """
         await self._workspace.fetch(_core.post(self._path(exec_id, "kill"), repeatable=True), public.Done)
 
     async def send_signal(self, exec_id: str, signal: int) -> None:
+        """Send a signal to a command, by its number.
+
+        >>> handle = await ws.commands.run("sleep 1000", background=True)
+        >>> await ws.commands.send_signal(handle.exec_id, 15)
+        """
         await self._workspace.fetch(_core.post(self._path(exec_id, "signal"), {"signal": signal}), public.Done)
 
     async def resize(self, exec_id: str, rows: int, cols: int) -> None:
-        """Tell the terminal of a command its size."""
+        """Tell the terminal of a command its size.
+
+        >>> await ws.commands.resize(exec_id, rows=40, cols=120)  # doctest: +SKIP
+        """
         size = _core.checked(public.PtySize, rows=rows, cols=cols)
         await self._workspace.fetch(_core.post(self._path(exec_id, "resize"), size.model_dump(), repeatable=True), public.Done)
 
     async def send_stdin(self, exec_id: str, data: AsyncData, *, eof: bool = False) -> None:
-        """Write to a command's stdin; with ``eof`` close it afterwards."""
+        """Write to a command's stdin; with ``eof`` close it afterwards.
+
+        >>> handle = await ws.commands.run(["cat"], background=True, stdin=True)
+        >>> await ws.commands.send_stdin(handle.exec_id, b"hello", eof=True)
+        >>> (await handle.wait()).stdout
+        'hello'
+        """
         call = Call("POST", self._path(exec_id, "stdin"), _core.query_of({"eof": eof}))
         await self._workspace.client.send(call, AsyncHashing(data), public.StdinWritten)
 

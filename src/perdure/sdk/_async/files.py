@@ -41,7 +41,13 @@ class AsyncFiles:
         self._root = root
 
     def beneath(self, root: str) -> AsyncFiles:
-        """The files below a directory: every path is resolved inside it, and one that leads out raises PathEscape."""
+        """The files below a directory: every path is resolved inside it, and one that leads out raises PathEscape.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> root = ws.files.beneath("/root")
+        >>> await root.read("/notes")
+        'remember me'
+        """
         return AsyncFiles(self._workspace, root if self._root is None else posixpath.join(self._root, root))
 
     # ------------------------------------------------------------------------------------------------------------- reading
@@ -56,7 +62,14 @@ class AsyncFiles:
     async def read(self, path: str, format: Literal["stream"]) -> AsyncIterator[bytes]: ...
 
     async def read(self, path: str, format: Literal["text", "bytes", "stream"] = "text") -> str | bytes | AsyncIterator[bytes]:
-        """A file's content: text (UTF-8, other bytes become U+FFFD), bytes, or a stream of bytes."""
+        """A file's content: text (UTF-8, other bytes become U+FFFD), bytes, or a stream of bytes.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> await ws.files.read("/root/notes")
+        'remember me'
+        >>> await ws.files.read("/root/notes", format="bytes")
+        b'remember me'
+        """
         if format == "stream":
             return self.stream(path)
         content = bytearray()
@@ -66,7 +79,12 @@ class AsyncFiles:
 
     async def stream(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """A file's bytes as they come. When the connection breaks it goes on where it was, in a workspace that was put to sleep
-        too. Raises TransferMismatch when the file is another one then, ConnectionLost when it cannot be gone on with."""
+        too. Raises TransferMismatch when the file is another one then, ConnectionLost when it cannot be gone on with.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> [piece async for piece in ws.files.stream("/root/notes", offset=9)]
+        [b'me']
+        """
         from perdure.sdk._transfers import Incoming
 
         async for piece in self._come(path, Incoming(path, offset, length), None):
@@ -92,16 +110,32 @@ class AsyncFiles:
             await apause(delay_s)
 
     async def hash(self, path: str) -> public.FileHash:
-        """Size and SHA-256 of a file, computed in the workspace: what a copy of it can be compared with."""
+        """Size and SHA-256 of a file, computed in the workspace: what a copy of it can be compared with.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> (await ws.files.hash("/root/notes")).sha256 == written.sha256
+        True
+        """
         return await self._fetch(self._call("GET", "hash", path=path), public.FileHash)
 
     async def stat(self, path: str) -> public.FileInfo:
-        """Does not follow a symbolic link at the end of the path. Raises NotFound."""
+        """Does not follow a symbolic link at the end of the path. Raises NotFound.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> info = await ws.files.stat("/root/notes")
+        >>> info.kind.value, info.size
+        ('file', 11)
+        """
         return await self._fetch(self._call("GET", "stat", path=path), public.FileInfo)
 
     get_info = stat
 
     async def exists(self, path: str) -> bool:
+        """Whether there is something at a path, be it a link to nothing.
+
+        >>> await ws.files.exists("/root/nothing")
+        False
+        """
         try:
             await self.stat(path)
         except NotFound:
@@ -110,13 +144,23 @@ class AsyncFiles:
         return True
 
     async def list(self, path: str) -> builtins.list[public.FileInfo]:
-        """What a directory contains."""
+        """What a directory contains.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> [info.name for info in await ws.files.list("/root")]
+        ['notes']
+        """
         return (await self._fetch(self._call("GET", "list", path=path), public.FileList)).files
 
     # ------------------------------------------------------------------------------------------------------------- writing
 
     async def write(self, path: str, data: AsyncData, *, mode: int | None = None, parents: bool = True) -> public.FileWritten:
-        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified."""
+        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified.
+
+        >>> written = await ws.files.write("/root/notes", "remember me", mode=0o600)
+        >>> written.length
+        11
+        """
         content = AsyncHashing(data)
         call = self._call("PUT", "content", path=path, mode=_octal(mode), parents=parents)
         written = await self._workspace.client.send(call, content, public.FileWritten)
@@ -130,7 +174,12 @@ class AsyncFiles:
     async def write_files(
         self, files: Mapping[str, AsyncData], *, mode: int | None = None, parents: bool = True
     ) -> builtins.list[public.FileWritten]:
-        """Write several files, each atomically, in order. The first that fails ends it."""
+        """Write several files, each atomically, in order. The first that fails ends it.
+
+        >>> written = await ws.files.write_files({"/root/a": "1", "/root/b": b"22"})
+        >>> [one.length for one in written]
+        [1, 2]
+        """
         return [await self.write(path, data, mode=mode, parents=parents) for path, data in files.items()]
 
     async def write_resumable(
@@ -146,6 +195,10 @@ class AsyncFiles:
         too. ``file`` is read from its beginning and must be seekable. Missing directories are made.
 
         With an ``upload_id`` of your own (``upl_`` and 8 to 64 of 0-9a-z) another process may go on with it, for a day.
+
+        >>> written = await ws.files.write_resumable("/root/large", b"much of it")
+        >>> written.length
+        10
         """
         from perdure.sdk._transfers import Outgoing, Patience
         from perdure.sdk._transfers import upload_id as fresh_id
@@ -181,34 +234,70 @@ class AsyncFiles:
     # --------------------------------------------------------------------------------------------------------------- names
 
     async def make_dir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        """Make a directory; with ``parents`` one that exists is fine."""
+        """Make a directory; with ``parents`` one that exists is fine.
+
+        >>> await ws.files.make_dir("/root/a/b")
+        >>> await ws.files.exists("/root/a")
+        True
+        """
         call = self._call("POST", "mkdir", path=path, parents=parents, mode=_octal(mode))
         await self._fetch(replace(call, repeatable=parents), public.Done)
 
     async def rename(self, source: str, destination: str) -> None:
-        """Move, replacing the destination."""
+        """Move, replacing the destination.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> await ws.files.rename("/root/notes", "/root/old-notes")
+        """
         await self._fetch(self._call("POST", "rename", source=source, destination=destination), public.Done)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, link or empty directory; with ``recursive`` also a full one."""
+        """Remove a file, link or empty directory; with ``recursive`` also a full one.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> await ws.files.remove("/root/notes")
+        >>> await ws.files.exists("/root/notes")
+        False
+        """
         await self._fetch(self._call("DELETE", "", path=path, recursive=recursive), public.Done)
 
     async def symlink(self, path: str, target: str) -> None:
-        """Make a symbolic link that says ``target``. Raises AlreadyExists."""
+        """Make a symbolic link that says ``target``. Raises AlreadyExists.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> await ws.files.symlink("/root/link", "notes")
+        >>> (await ws.files.stat("/root/link")).target
+        'notes'
+        """
         await self._fetch(self._call("POST", "symlink", path=path, target=target), public.Done)
 
     async def chmod(self, path: str, mode: int) -> public.FileInfo:
-        """Change permissions, of what a link leads to if it is one."""
+        """Change permissions, of what a link leads to if it is one.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> oct((await ws.files.chmod("/root/notes", 0o600)).mode)
+        '0o600'
+        """
         return await self._fetch(self._call("PATCH", "", path=path, mode=_octal(mode)), public.FileInfo)
 
     async def chown(self, path: str, owner: str) -> public.FileInfo:
-        """Change who it belongs to: ``user``, ``user:group`` or ``:group``, names or numbers of the workspace."""
+        """Change who it belongs to: ``user``, ``user:group`` or ``:group``, names or numbers of the workspace.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> info = await ws.files.chown("/root/notes", "1000:1000")
+        >>> info.uid, info.gid
+        (1000, 1000)
+        """
         return await self._fetch(self._call("PATCH", "", path=path, owner=owner), public.FileInfo)
 
     # --------------------------------------------------------------------------------------------------------- directories
 
     async def read_dir(self, path: str) -> AsyncIterator[bytes]:
-        """A directory as a tar stream. Do not trust the names and links in it: ``download`` unpacks it safely."""
+        """A directory as a tar stream. Do not trust the names and links in it: ``download`` unpacks it safely.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> archive = b"".join([piece async for piece in ws.files.read_dir("/root")])
+        """
         async with self._workspace.client.stream(self._call("GET", "tar", path=path), silence_s=READ_SILENCE_S) as response:
             self._workspace.note(response.headers)
             async for piece in response.aiter_raw():
@@ -216,7 +305,14 @@ class AsyncFiles:
 
     async def write_dir(self, path: str, archive: AsyncData) -> public.TreeWritten:
         """Unpack a tar stream (not compressed) into a directory, made if it is missing. Raises InvalidRequest for a member that
-        would lead out of it; what came before that stays."""
+        would lead out of it; what came before that stays.
+
+        >>> transfer = await ws.files.upload("project", "/root/project")
+        >>> archive = b"".join([piece async for piece in ws.files.read_dir("/root/project")])
+        >>> copied = await ws.files.write_dir("/root/copy", archive)
+        >>> sorted(info.name for info in await ws.files.list("/root/copy"))
+        ['README.md', 'main.py']
+        """
         return await self._workspace.client.send(self._call("PUT", "tar", path=path), achunks(archive), public.TreeWritten)
 
     async def upload(self, local: str | os.PathLike[str], remote: str, *, on_bytes: OnBytes | None = None) -> Transfer:
@@ -224,6 +320,10 @@ class AsyncFiles:
         followed, to directories they are named in the result. ``on_bytes`` is called with how many more bytes were sent.
 
         A large file is gone on with where it was when the connection breaks, and by the next call, of another process too.
+
+        >>> transfer = await ws.files.upload("project", "/root/project")
+        >>> transfer.files, transfer.directories
+        (2, 1)
         """
         transfer = Transfer()
         first = next(walk_local(local, transfer), None)
@@ -255,6 +355,11 @@ class AsyncFiles:
         Everything that comes from the workspace is treated as an attacker's: nothing is written outside ``local``; links that
         would lead out of it, devices and impossible names are skipped and named in the result; sizes are checked against the
         free space. ``on_bytes`` is called with how many more bytes have come. A large file is gone on with as in ``upload``.
+
+        >>> written = await ws.files.write("/root/notes", "remember me")
+        >>> transfer = await ws.files.download("/root/notes", "notes")
+        >>> transfer.bytes, transfer.skipped
+        (11, [])
         """
         root = await self.stat(remote)
         with LocalTree(local, root) as tree:
@@ -298,7 +403,11 @@ class AsyncFiles:
 
     def watch_dir(self, path: str, on_event: OnEvent = None, *, recursive: bool = False) -> AsyncWatch:
         """What happens in a directory, from the first iteration on: ``async for event in workspace.files.watch_dir(path)``, or
-        ``await workspace.files.watch_dir(path, on_event).run()``. While it is iterated the workspace counts as used."""
+        ``await workspace.files.watch_dir(path, on_event).run()``. While it is iterated the workspace counts as used.
+
+        >>> async for event in ws.files.watch_dir("/root"):  # doctest: +SKIP
+        ...     print(event.type, event.path)
+        """
         return AsyncWatch(self._workspace, path, self._root, recursive, on_event)
 
     # ----------------------------------------------------------------------------------------------------------- internals

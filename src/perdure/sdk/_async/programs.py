@@ -28,6 +28,9 @@ class AsyncInvocation:
 
     Leaving the loop ends the connection, and with it perhaps what the program does. ``status`` and ``content_type`` are known
     once the answer has begun.
+
+    >>> async for event in await ws.invoke({"question": "why"}, stream=True):  # doctest: +SKIP
+    ...     print(event.data)
     """
 
     def __init__(self, workspace: AsyncWorkspace, call: Call, timeout_s: float | None) -> None:
@@ -49,7 +52,11 @@ class AsyncInvocation:
             yield event
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """The answer's bytes as they come."""
+        """The answer's bytes as they come.
+
+        >>> call = await ws.invoke({"question": "why"}, stream=True)
+        >>> body = b"".join([piece async for piece in call.pieces()])  # doctest: +SKIP
+        """
         limit_s = self._timeout_s
         async with self._workspace.client.stream(self._call, silence_s=limit_s, timeout_s=limit_s) as response:
             self._workspace.note(response.headers)
@@ -58,7 +65,12 @@ class AsyncInvocation:
                 yield piece
 
     async def result(self) -> InvokeResult:
-        """The whole answer."""
+        """The whole answer.
+
+        >>> call = await ws.invoke({"question": "why"}, stream=True)
+        >>> (await call.result()).status  # doctest: +SKIP
+        200
+        """
         content = bytearray()
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
@@ -67,36 +79,61 @@ class AsyncInvocation:
 
 
 class AsyncProgram:
-    """``workspace.program``: what the workspace keeps running. All of it wakes the workspace."""
+    """``workspace.program``: what the workspace keeps running. All of it wakes the workspace.
+
+    >>> info = await ws.program.set(["sleep", "1000"])
+    """
 
     def __init__(self, workspace: AsyncWorkspace) -> None:
         self._workspace = workspace
 
     async def show(self) -> public.ProgramInfo:
-        """What it is and how it does."""
+        """What it is and how it does.
+
+        >>> info = await ws.program.show()
+        """
         return await self._workspace.fetch(_core.get(self._path()), public.ProgramInfo)
 
     async def set(self, argv: Sequence[str], **options: Unpack[ProgramOptions]) -> public.ProgramInfo:
         """Name it and start it, in place of the one before; sleeps, forks and boots from disk keep it. ``restart``: ``always``,
-        ``on-failure`` or ``never``. It answers invocations on ``port``, which it finds in its variable ``PORT``."""
+        ``on-failure`` or ``never``. It answers invocations on ``port``, which it finds in its variable ``PORT``.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        """
         body = _core.checked(public.SetProgram, argv=list(argv), **program_fields(options))
         call = Call("PUT", self._path(), body=body.model_dump(mode="json"), repeatable=True)
         return await self._workspace.fetch(call, public.ProgramInfo)
 
     async def unset(self) -> public.ProgramInfo:
-        """End it and forget it. Succeeds where there is none."""
+        """End it and forget it. Succeeds where there is none.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        >>> info = await ws.program.unset()
+        """
         return await self._workspace.fetch(Call("DELETE", self._path(), repeatable=True), public.ProgramInfo)
 
     async def start(self) -> public.ProgramInfo:
-        """Start it, now if it backs off."""
+        """Start it, now if it backs off.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        >>> info = await ws.program.start()
+        """
         return await self._act("start", repeatable=True)
 
     async def stop(self) -> public.ProgramInfo:
-        """SIGTERM, and SIGKILL after its grace. It stays stopped until it is started, or its machine boots from disk."""
+        """SIGTERM, and SIGKILL after its grace. It stays stopped until it is started, or its machine boots from disk.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        >>> info = await ws.program.stop()
+        """
         return await self._act("stop", repeatable=True)
 
     async def restart(self) -> public.ProgramInfo:
-        """End it and start it anew, as its file is now."""
+        """End it and start it anew, as its file is now.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        >>> info = await ws.program.restart()
+        """
         return await self._act("restart", repeatable=False)
 
     async def _act(self, act: str, *, repeatable: bool) -> public.ProgramInfo:
@@ -104,7 +141,11 @@ class AsyncProgram:
 
     async def logs(self, *, tail: int | None = None, offset: int | None = None, follow: bool = False) -> AsyncGenerator[Output]:
         """What it wrote to stdout and stderr, in its order: all that is kept, the last ``tail`` lines, or from a byte offset on;
-        with ``follow`` also what comes, over broken connections too. Following keeps the workspace awake."""
+        with ``follow`` also what comes, over broken connections too. Following keeps the workspace awake.
+
+        >>> info = await ws.program.set(["sleep", "1000"])
+        >>> lines = [output.text async for output in ws.program.logs(tail=10)]
+        """
         breaks = 0
         while True:
             try:

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import httpx2
 
-from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.sdk import _core
-from perdure.sdk._acompat import pause
+from perdure.sdk._acompat import Sent, pause
+from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
 from perdure.sdk._options import QuotaOptions
@@ -25,14 +25,18 @@ from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
 
 Model = TypeVar("Model", bound=public.Answer)
-_CLOCK = SystemClock()
+Page = TypeVar("Page", bound=public.Paged)
 
 
 class Client:
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
-    ``timeout_s`` bounds how long any one call waits for its answer (None: as long as it takes); a call that ran out of it goes
-    on in the server. Connecting has its own bound of five seconds.
+    ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that
+    ran out of it goes on in the server, and nothing is stopped by it. Connecting has its own bound of five seconds.
+
+    >>> with Client() as client:
+    ...     (client.health()).status
+    'ok'
     """
 
     def __init__(
@@ -64,7 +68,11 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close the connections. Workspaces and commands go on."""
+        """Close the connections. Workspaces and commands go on.
+
+        >>> client = Client(timeout_s=30)
+        >>> client.close()
+        """
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -75,25 +83,22 @@ class Client:
 
     def request(self, call: Call, *, timeout_s: float | None = None) -> httpx2.Response:
         """Do a call, repeat it where that is safe, and return its answer; raises the error that the answer stands for."""
-        attempt = 0
-        until = _CLOCK.monotonic() + _core.patience_s(self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(call, self._timeout_s if timeout_s is None else timeout_s)
         while True:
-            attempt += 1
+            sent = Sent()
             try:
-                return self._once(call, timeout_s)
+                return self._once(call, attempts.patience.left_s(), sent)
             except PerdureError as error:
-                delay_s = _core.retry_after_s(call, error, attempt, until - _CLOCK.monotonic())
-                if delay_s is None:
-                    raise
+                delay_s = attempts.pause_s(error, was_sent=sent.is_whole)
             pause(delay_s)
 
-    def _once(self, call: Call, timeout_s: float | None) -> httpx2.Response:
+    def _once(self, call: Call, left_s: float | None, sent: Sent) -> httpx2.Response:
         options = call.payload
-        if timeout_s is not None:
-            options["timeout"] = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
-        with self._seam(call):
-            response = self._http.request(call.method, call.url, **options)
-        _core.judge(response.status_code, response.content)
+        connect_s = _core.CONNECT_TIMEOUT_S if left_s is None else min(left_s, _core.CONNECT_TIMEOUT_S)
+        options["timeout"] = httpx2.Timeout(left_s, connect=connect_s)
+        with self._seam(call, sent):
+            response = self._http.request(call.method, call.url, extensions={"trace": sent}, **options)
+        _core.judge(response.status_code, response.content, response.headers)
         return response
 
     def fetch(self, call: Call, kind: type[Model], *, timeout_s: float | None = None) -> Model:
@@ -101,12 +106,21 @@ class Client:
         response = self.request(call, timeout_s=timeout_s)
         return kind.model_validate_json(response.content)
 
+    def pages(self, call: Call, kind: type[Page]) -> Iterator[Page]:
+        """Do a call that answers a list in pages, and go on to its end."""
+        while True:
+            page = self.fetch(call, kind)
+            yield page
+            if page.next_cursor is None:
+                return
+            call = _core.next_page(call, page.next_cursor)
+
     def send(self, call: Call, content: Any, kind: type[Model]) -> Model:
-        """Do a call with a streamed body (any iterable of bytes), once."""
+        """Do a call with a streamed body (any iterable of bytes), once. What came of a part of it may have been used."""
         headers = {"content-type": "application/octet-stream"}
-        with self._seam(call):
+        with self._seam(call, None):
             response = self._http.request(call.method, call.url, content=content, headers=headers)
-        _core.judge(response.status_code, response.content)
+        _core.judge(response.status_code, response.content, response.headers)
         return kind.model_validate_json(response.content)
 
     @contextmanager
@@ -116,10 +130,12 @@ class Client:
         """Do a call whose answer lasts. It may take ``timeout_s`` to begin; a server that then says nothing for ``silence_s``
         counts as gone. What a program in a workspace answers is passed on, whatever its status."""
         timeout = httpx2.Timeout(timeout_s, connect=_core.CONNECT_TIMEOUT_S)
-        with self._seam(call):
-            with self._http.stream(call.method, call.url, timeout=timeout, **call.payload) as response:
+        sent = Sent()
+        options = {**call.payload, "timeout": timeout, "extensions": {"trace": sent}}
+        with self._seam(call, sent):
+            with self._http.stream(call.method, call.url, **options) as response:
                 if response.status_code >= 400 and public.ANSWERED_BY_HEADER not in response.headers:
-                    _core.judge(response.status_code, response.read())
+                    _core.judge(response.status_code, response.read(), response.headers)
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response
 
@@ -132,30 +148,55 @@ class Client:
                     yield line
 
     @contextmanager
-    def _seam(self, call: Call) -> Iterator[None]:
-        """The one place where transport errors become ours."""
+    def _seam(self, call: Call, sent: Sent | None) -> Iterator[None]:
+        """The one place where transport errors become ours. ``sent`` None: whatever has left may have been used."""
+        lost: PerdureError
+        cause: Exception
         try:
             yield
+            return
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _core.unreachable(self.target, str(error)) from error
         except httpx2.TimeoutException as error:
-            what = f"{call.method} {call.path}"
-            raise CallTimedOut(f"No answer to {what} came in time; the server goes on with it.") from error
+            lost, cause = CallTimedOut(f"No answer to {call.method} {call.path} came in time; the server goes on with it."), error
         except (httpx2.TransportError, httpx2.StreamError) as error:
-            raise ConnectionLost(f"The connection to {self.target.label} ended before the answer to {call.method}.") from error
+            lost = ConnectionLost(f"The connection to {self.target.label} ended before the answer to {call.method}.")
+            cause = error
+        raise qualified(lost, call, may_be_done=sent is None or sent.is_whole) from cause
 
     # ------------------------------------------------------------------------------------------------------ server, images
 
     def health(self) -> public.Health:
+        """Whether it serves, and which version.
+
+        >>> (client.health()).status
+        'ok'
+        """
         return self.fetch(_core.get("/v1/health"), public.Health)
 
     def doctor(self) -> public.DoctorReport:
+        """What the server's host can do, and what mends the rest.
+
+        >>> report = client.doctor()
+        >>> report.ok, report.isolation.value
+        (True, 'vm-emulated')
+        """
         return self.fetch(_core.get("/v1/doctor"), public.DoctorReport)
 
-    def log(self, ref: str, *, after_seq: int = 0, limit: int = 1000) -> list[public.LogEntry]:
-        """The thread of a workspace by its name or id; by its id also when it is deleted."""
-        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=limit)
-        return (self.fetch(call, public.Log)).entries
+    def log(self, ref: str, *, after_seq: int = 0, limit: int | None = None) -> list[public.LogEntry]:
+        """The thread of a workspace by its name or id, from the first entry after a number; by its id also when it is deleted.
+        At most ``limit`` entries; None: to its end.
+
+        >>> [entry.kind for entry in client.log("demo", limit=1)]
+        ['awake']
+        """
+        entries: list[public.LogEntry] = []
+        call = _core.get(_core.workspace_path(ref, "log"), after_seq=after_seq, limit=min(limit or _core.PAGE, _core.PAGE))
+        for page in self.pages(call, public.Log):
+            entries += page.entries
+            if limit is not None and len(entries) >= limit:
+                break
+        return entries[:limit]
 
     def usage(
         self,
@@ -167,28 +208,66 @@ class Client:
     ) -> public.UsageReport:
         """What workspaces used between two instants (aware; without them from the beginning, and until now): a row for each
         workspace, deleted ones included, or one for the whole tenant. ``workspace`` is an id or a name: only those that have,
-        or had, it. Raises NotFound when there never was one."""
+        or had, it. Raises NotFound when there never was one.
+
+        >>> (row,) = (client.usage("demo")).rows
+        >>> row.name, row.awake_s / 3600
+        ('demo', 1.5)
+        """
         query = {"from": _core.instant(since), "to": _core.instant(until), "by": by, "workspace": workspace}
         return self.fetch(_core.get("/v1/usage", **query), public.UsageReport)
 
+    def meters(self) -> public.MeterReadings:
+        """What the meters of the workspaces that are awake say now. They only grow, so two readings make a rate.
+
+        >>> [one.name for one in (client.meters()).meters]
+        ['demo']
+        """
+        return self.fetch(_core.get("/v1/meters"), public.MeterReadings)
+
     def images(self) -> list[public.ImageInfo]:
+        """All images of the server, old ones that workspaces still need too.
+
+        >>> [image.name for image in client.images() if image.current]
+        ['base']
+        """
         return (self.fetch(_core.get("/v1/images"), public.ImageList)).images
 
     def image(self, ref: str) -> public.ImageInfo:
+        """One image, by name or digest. Raises NotFound.
+
+        >>> (client.image("base")).memory_mib
+        512
+        """
         return self.fetch(_core.get(f"/v1/images/{quote(ref, safe='')}"), public.ImageInfo)
 
     def remove_image(self, ref: str) -> None:
+        """Remove an image that no workspace uses. Raises Conflict with the names of those that do.
+
+        >>> client.remove_image("base")
+        """
         self.request(Call("DELETE", f"/v1/images/{quote(ref, safe='')}", repeatable=True))
 
     def prune_images(self) -> public.PrunedImages:
-        """Remove the images that no name points to and no workspace of the server uses."""
+        """Remove the images that no name points to and no workspace of the server uses.
+
+        >>> (client.prune_images()).removed
+        []
+        """
         return self.fetch(Call("POST", "/v1/images/prune", body={}), public.PrunedImages)
 
     def verify(
         self, workspace: str | None = None, *, snapshot: str | None = None, boot: bool = False
     ) -> Iterator[public.VerifyEvent]:
         """Check every stored byte of a workspace's snapshots, of one of them, or of all workspaces; with ``boot`` also start each
-        in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing."""
+        in a throwaway machine. Yields the progress, ``snapshot`` with a result for each, last ``done``. Wakes nothing.
+
+        >>> snapshot = ws.checkpoint("before")
+        >>> for event in client.verify("demo"):
+        ...     if event.result is not None:
+        ...         print(event.result.name, event.result.intact)
+        before True
+        """
         body = _core.checked(public.VerifySnapshots, workspace=workspace, snapshot=snapshot, boot=boot)
         for line in self.ndjson(_core.post("/v1/snapshots/verify", body.model_dump(mode="json"))):
             event = _core.verify_event(line)
@@ -198,7 +277,13 @@ class Client:
     def backup(self, to: str, *, with_master_key: bool = False, skip_damaged: bool = False) -> Iterator[public.BackupEvent]:
         """Back up the whole server into a directory on its machine (absolute), or s3://, gs:// or az:// with a prefix, while it
         works. Yields the progress, last ``done`` with the backup; whoever leaves before that ends it. ``skip_damaged``: damaged
-        snapshots are left out, and named in it."""
+        snapshots are left out, and named in it.
+
+        >>> for event in client.backup("/srv/backups"):
+        ...     if event.backup is not None:
+        ...         print(event.backup.workspaces, event.backup.snapshots)
+        2 2
+        """
         body = _core.checked(public.MakeBackup, to=to, with_master_key=with_master_key, skip_damaged=skip_damaged)
         for line in self.ndjson(_core.post("/v1/backups", body.model_dump(mode="json"))):
             event = _core.backup_event(line)
@@ -207,7 +292,12 @@ class Client:
 
     def shred_tenant(self, tenant: str, *, delete_workspaces: bool = False) -> public.ShreddedTenantInfo:
         """Throw away the key of a tenant: what it has in the encrypted object store can never be read again. With
-        ``delete_workspaces`` its workspaces go too; without it a tenant that has any is refused. Repeating it is fine."""
+        ``delete_workspaces`` its workspaces go too; without it a tenant that has any is refused. Repeating it is fine.
+
+        >>> tenant = client.create_tenant("acme")
+        >>> (client.shred_tenant("acme")).deleted
+        []
+        """
         body = _core.checked(public.ShredTenant, delete_workspaces=delete_workspaces)
         call = Call("POST", f"/v1/tenants/{quote(tenant, safe='')}/shred", body=body.model_dump(mode="json"), repeatable=True)
         return self.fetch(call, public.ShreddedTenantInfo)
@@ -224,6 +314,11 @@ class Client:
         """Build an image from a recipe's TOML text or a shipped recipe's name (neither: ``base``).
 
         ``sources`` are the contents of the files that the recipe names as ``source``. Yields the progress, last ``done``.
+
+        >>> for event in client.build_image(shipped="base", if_missing=True):
+        ...     if event.image is not None:
+        ...         print(event.image.name)
+        base
         """
         body = _core.build_image(recipe, sources or {}, shipped=shipped, name=name, if_missing=if_missing)
         for line in self.ndjson(_core.post("/v1/images", body.model_dump(mode="json"))):
@@ -287,27 +382,49 @@ class Client:
     ) -> public.CreatedKey:
         """Make an API key; ``scopes`` are of admin, operate, invoke, approve and read. No other answer ever has its ``secret``.
 
-        ``tenant``: another one's, by id or name, for the operator. Raises AlreadyExists for a name in use."""
+        ``tenant``: another one's, by id or name, for the operator. Raises AlreadyExists for a name in use.
+
+        >>> made = client.create_key("agent", ["invoke"], expires_s=30 * 86400)
+        >>> made.secret[:4], made.key.state.value
+        ('pdk_', 'active')
+        """
         body = _core.checked(public.CreateKey, name=name, scopes=list(scopes), expires_s=expires_s, tenant=tenant)
         return self.fetch(_core.post("/v1/keys", body.model_dump(mode="json")), public.CreatedKey)
 
     def keys(self, *, tenant: str | None = None) -> list[public.KeyInfo]:
-        """All keys there ever were, newest last, without the server's own."""
-        return (self.fetch(_core.get("/v1/keys", tenant=tenant), public.KeyList)).keys
+        """All keys there ever were, newest last, without the server's own.
+
+        >>> made = client.create_key("agent", ["read"])
+        >>> [key.name for key in client.keys()]
+        ['agent']
+        """
+        pages = self.pages(_core.get("/v1/keys", tenant=tenant, limit=_core.PAGE), public.KeyList)
+        return [key for page in pages for key in page.keys]
 
     def revoke_key(self, ref: str, *, tenant: str | None = None) -> public.KeyInfo:
-        """Revoke a key by its id or name. What begins after this is refused; repeating it, by id, is fine."""
+        """Revoke a key by its id or name. What begins after this is refused; repeating it, by id, is fine.
+
+        >>> made = client.create_key("agent", ["read"])
+        >>> (client.revoke_key("agent")).state.value
+        'revoked'
+        """
         path = f"/v1/keys/{quote(ref, safe='')}/revoke"
         call = Call("POST", path, _core.query_of({"tenant": tenant}), body={}, repeatable=True)
         return self.fetch(call, public.KeyInfo)
 
     def quota(self, tenant: str | None = None) -> public.QuotaInfo:
-        """What the key's own tenant may have, and has; or, for the operator, another one by id or name."""
+        """What the key's own tenant may have, and has; or, for the operator, another one by id or name.
+
+        >>> quota = client.quota()  # doctest: +SKIP
+        """
         path = "/v1/quota" if tenant is None else f"/v1/tenants/{quote(tenant, safe='')}/quota"
         return self.fetch(_core.get(path), public.QuotaInfo)
 
     def set_quota(self, tenant: str, **limits: Unpack[QuotaOptions]) -> public.QuotaInfo:
-        """Change limits of a tenant: those that are given; None takes one away. For the operator."""
+        """Change limits of a tenant: those that are given; None takes one away. For the operator.
+
+        >>> quota = client.set_quota("acme", workspaces=10)  # doctest: +SKIP
+        """
         body = _core.checked(public.SetQuota, **limits).model_dump(mode="json", exclude_unset=True)
         call = Call("PATCH", f"/v1/tenants/{quote(tenant, safe='')}/quota", body=body, repeatable=True)
         return self.fetch(call, public.QuotaInfo)
@@ -322,15 +439,27 @@ class Client:
         wait_s: float = 0.0,
     ) -> public.AuditPage:
         """Who did what, oldest first: of the key's own tenant, for the operator of all or of ``tenant``. Goes on with
-        ``after=page.next``; with ``wait_s`` (30 at most) it waits for a row where there is none yet. ``since`` is aware."""
+        ``after=page.next``; with ``wait_s`` (30 at most) it waits for a row where there is none yet. ``since`` is aware.
+
+        >>> page = client.audit(limit=100)  # doctest: +SKIP
+        """
         query = {"tenant": tenant, "from": _core.instant(since), "after": after, "limit": limit, "wait_s": wait_s}
         return self.fetch(_core.get("/v1/audit", **query), public.AuditPage)
 
     def create_tenant(self, name: str) -> public.TenantInfo:
-        """Make a tenant. For the operator; raises AlreadyExists for a name in use."""
+        """Make a tenant. For the operator; raises AlreadyExists for a name in use.
+
+        >>> (client.create_tenant("acme")).name
+        'acme'
+        """
         body = _core.checked(public.CreateTenant, name=name)
         return self.fetch(_core.post("/v1/tenants", body.model_dump(mode="json")), public.TenantInfo)
 
     def tenants(self) -> list[public.TenantInfo]:
-        """All tenants, oldest first. For the operator."""
-        return (self.fetch(_core.get("/v1/tenants"), public.TenantList)).tenants
+        """All tenants, oldest first. For the operator.
+
+        >>> [tenant.name for tenant in client.tenants()]
+        ['default']
+        """
+        pages = self.pages(_core.get("/v1/tenants", limit=_core.PAGE), public.TenantList)
+        return [tenant for page in pages for tenant in page.tenants]

@@ -43,7 +43,13 @@ class Files:
         self._root = root
 
     def beneath(self, root: str) -> Files:
-        """The files below a directory: every path is resolved inside it, and one that leads out raises PathEscape."""
+        """The files below a directory: every path is resolved inside it, and one that leads out raises PathEscape.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> root = ws.files.beneath("/root")
+        >>> root.read("/notes")
+        'remember me'
+        """
         return Files(self._workspace, root if self._root is None else posixpath.join(self._root, root))
 
     # ------------------------------------------------------------------------------------------------------------- reading
@@ -58,7 +64,14 @@ class Files:
     def read(self, path: str, format: Literal["stream"]) -> Iterator[bytes]: ...
 
     def read(self, path: str, format: Literal["text", "bytes", "stream"] = "text") -> str | bytes | Iterator[bytes]:
-        """A file's content: text (UTF-8, other bytes become U+FFFD), bytes, or a stream of bytes."""
+        """A file's content: text (UTF-8, other bytes become U+FFFD), bytes, or a stream of bytes.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> ws.files.read("/root/notes")
+        'remember me'
+        >>> ws.files.read("/root/notes", format="bytes")
+        b'remember me'
+        """
         if format == "stream":
             return self.stream(path)
         content = bytearray()
@@ -68,7 +81,12 @@ class Files:
 
     def stream(self, path: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """A file's bytes as they come. When the connection breaks it goes on where it was, in a workspace that was put to sleep
-        too. Raises TransferMismatch when the file is another one then, ConnectionLost when it cannot be gone on with."""
+        too. Raises TransferMismatch when the file is another one then, ConnectionLost when it cannot be gone on with.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> [piece for piece in ws.files.stream("/root/notes", offset=9)]
+        [b'me']
+        """
         from perdure.sdk._transfers import Incoming
 
         for piece in self._come(path, Incoming(path, offset, length), None):
@@ -94,16 +112,32 @@ class Files:
             pause(delay_s)
 
     def hash(self, path: str) -> public.FileHash:
-        """Size and SHA-256 of a file, computed in the workspace: what a copy of it can be compared with."""
+        """Size and SHA-256 of a file, computed in the workspace: what a copy of it can be compared with.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> (ws.files.hash("/root/notes")).sha256 == written.sha256
+        True
+        """
         return self._fetch(self._call("GET", "hash", path=path), public.FileHash)
 
     def stat(self, path: str) -> public.FileInfo:
-        """Does not follow a symbolic link at the end of the path. Raises NotFound."""
+        """Does not follow a symbolic link at the end of the path. Raises NotFound.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> info = ws.files.stat("/root/notes")
+        >>> info.kind.value, info.size
+        ('file', 11)
+        """
         return self._fetch(self._call("GET", "stat", path=path), public.FileInfo)
 
     get_info = stat
 
     def exists(self, path: str) -> bool:
+        """Whether there is something at a path, be it a link to nothing.
+
+        >>> ws.files.exists("/root/nothing")
+        False
+        """
         try:
             self.stat(path)
         except NotFound:
@@ -112,13 +146,23 @@ class Files:
         return True
 
     def list(self, path: str) -> builtins.list[public.FileInfo]:
-        """What a directory contains."""
+        """What a directory contains.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> [info.name for info in ws.files.list("/root")]
+        ['notes']
+        """
         return (self._fetch(self._call("GET", "list", path=path), public.FileList)).files
 
     # ------------------------------------------------------------------------------------------------------------- writing
 
     def write(self, path: str, data: Data, *, mode: int | None = None, parents: bool = True) -> public.FileWritten:
-        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified."""
+        """Replace a file atomically by ``data`` (text, bytes, a binary file or an iterable of bytes), streamed and verified.
+
+        >>> written = ws.files.write("/root/notes", "remember me", mode=0o600)
+        >>> written.length
+        11
+        """
         content = Hashing(data)
         call = self._call("PUT", "content", path=path, mode=_octal(mode), parents=parents)
         written = self._workspace.client.send(call, content, public.FileWritten)
@@ -132,7 +176,12 @@ class Files:
     def write_files(
         self, files: Mapping[str, Data], *, mode: int | None = None, parents: bool = True
     ) -> builtins.list[public.FileWritten]:
-        """Write several files, each atomically, in order. The first that fails ends it."""
+        """Write several files, each atomically, in order. The first that fails ends it.
+
+        >>> written = ws.files.write_files({"/root/a": "1", "/root/b": b"22"})
+        >>> [one.length for one in written]
+        [1, 2]
+        """
         return [self.write(path, data, mode=mode, parents=parents) for path, data in files.items()]
 
     def write_resumable(
@@ -148,6 +197,10 @@ class Files:
         too. ``file`` is read from its beginning and must be seekable. Missing directories are made.
 
         With an ``upload_id`` of your own (``upl_`` and 8 to 64 of 0-9a-z) another process may go on with it, for a day.
+
+        >>> written = ws.files.write_resumable("/root/large", b"much of it")
+        >>> written.length
+        10
         """
         from perdure.sdk._transfers import Outgoing, Patience
         from perdure.sdk._transfers import upload_id as fresh_id
@@ -183,34 +236,70 @@ class Files:
     # --------------------------------------------------------------------------------------------------------------- names
 
     def make_dir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        """Make a directory; with ``parents`` one that exists is fine."""
+        """Make a directory; with ``parents`` one that exists is fine.
+
+        >>> ws.files.make_dir("/root/a/b")
+        >>> ws.files.exists("/root/a")
+        True
+        """
         call = self._call("POST", "mkdir", path=path, parents=parents, mode=_octal(mode))
         self._fetch(replace(call, repeatable=parents), public.Done)
 
     def rename(self, source: str, destination: str) -> None:
-        """Move, replacing the destination."""
+        """Move, replacing the destination.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> ws.files.rename("/root/notes", "/root/old-notes")
+        """
         self._fetch(self._call("POST", "rename", source=source, destination=destination), public.Done)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, link or empty directory; with ``recursive`` also a full one."""
+        """Remove a file, link or empty directory; with ``recursive`` also a full one.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> ws.files.remove("/root/notes")
+        >>> ws.files.exists("/root/notes")
+        False
+        """
         self._fetch(self._call("DELETE", "", path=path, recursive=recursive), public.Done)
 
     def symlink(self, path: str, target: str) -> None:
-        """Make a symbolic link that says ``target``. Raises AlreadyExists."""
+        """Make a symbolic link that says ``target``. Raises AlreadyExists.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> ws.files.symlink("/root/link", "notes")
+        >>> (ws.files.stat("/root/link")).target
+        'notes'
+        """
         self._fetch(self._call("POST", "symlink", path=path, target=target), public.Done)
 
     def chmod(self, path: str, mode: int) -> public.FileInfo:
-        """Change permissions, of what a link leads to if it is one."""
+        """Change permissions, of what a link leads to if it is one.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> oct((ws.files.chmod("/root/notes", 0o600)).mode)
+        '0o600'
+        """
         return self._fetch(self._call("PATCH", "", path=path, mode=_octal(mode)), public.FileInfo)
 
     def chown(self, path: str, owner: str) -> public.FileInfo:
-        """Change who it belongs to: ``user``, ``user:group`` or ``:group``, names or numbers of the workspace."""
+        """Change who it belongs to: ``user``, ``user:group`` or ``:group``, names or numbers of the workspace.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> info = ws.files.chown("/root/notes", "1000:1000")
+        >>> info.uid, info.gid
+        (1000, 1000)
+        """
         return self._fetch(self._call("PATCH", "", path=path, owner=owner), public.FileInfo)
 
     # --------------------------------------------------------------------------------------------------------- directories
 
     def read_dir(self, path: str) -> Iterator[bytes]:
-        """A directory as a tar stream. Do not trust the names and links in it: ``download`` unpacks it safely."""
+        """A directory as a tar stream. Do not trust the names and links in it: ``download`` unpacks it safely.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> archive = b"".join([piece for piece in ws.files.read_dir("/root")])
+        """
         with self._workspace.client.stream(self._call("GET", "tar", path=path), silence_s=READ_SILENCE_S) as response:
             self._workspace.note(response.headers)
             for piece in response.iter_raw():
@@ -218,7 +307,14 @@ class Files:
 
     def write_dir(self, path: str, archive: Data) -> public.TreeWritten:
         """Unpack a tar stream (not compressed) into a directory, made if it is missing. Raises InvalidRequest for a member that
-        would lead out of it; what came before that stays."""
+        would lead out of it; what came before that stays.
+
+        >>> transfer = ws.files.upload("project", "/root/project")
+        >>> archive = b"".join([piece for piece in ws.files.read_dir("/root/project")])
+        >>> copied = ws.files.write_dir("/root/copy", archive)
+        >>> sorted(info.name for info in ws.files.list("/root/copy"))
+        ['README.md', 'main.py']
+        """
         return self._workspace.client.send(self._call("PUT", "tar", path=path), chunks(archive), public.TreeWritten)
 
     def upload(self, local: str | os.PathLike[str], remote: str, *, on_bytes: OnBytes | None = None) -> Transfer:
@@ -226,6 +322,10 @@ class Files:
         followed, to directories they are named in the result. ``on_bytes`` is called with how many more bytes were sent.
 
         A large file is gone on with where it was when the connection breaks, and by the next call, of another process too.
+
+        >>> transfer = ws.files.upload("project", "/root/project")
+        >>> transfer.files, transfer.directories
+        (2, 1)
         """
         transfer = Transfer()
         first = next(walk_local(local, transfer), None)
@@ -257,6 +357,11 @@ class Files:
         Everything that comes from the workspace is treated as an attacker's: nothing is written outside ``local``; links that
         would lead out of it, devices and impossible names are skipped and named in the result; sizes are checked against the
         free space. ``on_bytes`` is called with how many more bytes have come. A large file is gone on with as in ``upload``.
+
+        >>> written = ws.files.write("/root/notes", "remember me")
+        >>> transfer = ws.files.download("/root/notes", "notes")
+        >>> transfer.bytes, transfer.skipped
+        (11, [])
         """
         root = self.stat(remote)
         with LocalTree(local, root) as tree:
@@ -300,7 +405,11 @@ class Files:
 
     def watch_dir(self, path: str, on_event: OnEvent = None, *, recursive: bool = False) -> Watch:
         """What happens in a directory, from the first iteration on: ``for event in workspace.files.watch_dir(path)``, or
-        ``workspace.files.watch_dir(path, on_event).run()``. While it is iterated the workspace counts as used."""
+        ``workspace.files.watch_dir(path, on_event).run()``. While it is iterated the workspace counts as used.
+
+        >>> for event in ws.files.watch_dir("/root"):  # doctest: +SKIP
+        ...     print(event.type, event.path)
+        """
         return Watch(self._workspace, path, self._root, recursive, on_event)
 
     # ----------------------------------------------------------------------------------------------------------- internals

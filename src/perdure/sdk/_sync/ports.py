@@ -27,18 +27,29 @@ class Ports:
         self._workspace = workspace
 
     def get(self, port: int) -> public.PortInfo:
-        """Where a port is reached, and whether it is shared. Does not wake the workspace."""
+        """Where a port is reached, and whether it is shared. Does not wake the workspace.
+
+        >>> (ws.ports.get(8000)).port
+        8000
+        """
         return self._workspace.fetch(_core.get(_core.port_path(self._workspace.id, "ports", port)), public.PortInfo)
 
     def url(self, port: int) -> str:
         """Where a port is reached over HTTP: at a host of its own, where the server has a domain for ports, else below the API.
 
         It needs a key: ``httpx.get(url, headers={"Authorization": f"Bearer {key}"})``. For others make a link with ``share``.
+
+        >>> ws.ports.url(8000)
+        'http://.../ports/8000/'
         """
         return (self.get(port)).url
 
     def host(self, port: int) -> str:
-        """The host of ``url``, such as ``demo--8080.ws.localhost:7070``. Raises Conflict where there is no domain for ports."""
+        """The host of ``url``, such as ``demo--8080.ws.localhost:7070``. Raises Conflict where there is no domain for ports.
+
+        >>> ws.ports.host(8000)  # doctest: +SKIP
+        'demo--8000.ws.localhost:7070'
+        """
         info = self.get(port)
         if info.url.endswith(info.path):
             raise Conflict(
@@ -49,15 +60,29 @@ class Ports:
 
     def share(self, port: int, *, expires_s: float = 3600.0, is_public: bool = False) -> public.SharedPort:
         """Make a link (``url``) that lets whoever has it reach the port for so long. ``is_public`` lets in everybody instead,
-        without a link, until the port is unshared."""
+        without a link, until the port is unshared.
+
+        >>> link = ws.ports.share(8000, expires_s=3600)
+        >>> link.url
+        'http://...'
+        """
         body = _core.checked(public.SharePort, port=_core.checked_port(port), expires_s=expires_s, public=is_public)
         call = _core.post(_core.workspace_path(self._workspace.id, "shares"), body.model_dump(mode="json"), repeatable=True)
         return self._workspace.fetch(call, public.SharedPort)
 
     def unshare(self, port: int) -> None:
-        """Take back all links of a port, and that it is public. Raises NotFound when it is not shared."""
+        """Take back all links of a port, and that it is public. Raises NotFound when it is not shared.
+
+        >>> link = ws.ports.share(8000)
+        >>> ws.ports.unshare(8000)
+        """
         self._workspace.fetch(Call("DELETE", _core.port_path(self._workspace.id, "shares", port)), public.Done)
 
     def shares(self) -> builtins.list[public.ShareInfo]:
-        """The ports that are shared."""
+        """The ports that are shared.
+
+        >>> link = ws.ports.share(8000)
+        >>> [one.port for one in ws.ports.shares()]
+        [8000]
+        """
         return (self._workspace.fetch(_core.get(_core.workspace_path(self._workspace.id, "shares")), public.ShareList)).shares

@@ -30,6 +30,9 @@ class Invocation:
 
     Leaving the loop ends the connection, and with it perhaps what the program does. ``status`` and ``content_type`` are known
     once the answer has begun.
+
+    >>> for event in ws.invoke({"question": "why"}, stream=True):  # doctest: +SKIP
+    ...     print(event.data)
     """
 
     def __init__(self, workspace: Workspace, call: Call, timeout_s: float | None) -> None:
@@ -51,7 +54,11 @@ class Invocation:
             yield event
 
     def pieces(self) -> Generator[bytes]:
-        """The answer's bytes as they come."""
+        """The answer's bytes as they come.
+
+        >>> call = ws.invoke({"question": "why"}, stream=True)
+        >>> body = b"".join([piece for piece in call.pieces()])  # doctest: +SKIP
+        """
         limit_s = self._timeout_s
         with self._workspace.client.stream(self._call, silence_s=limit_s, timeout_s=limit_s) as response:
             self._workspace.note(response.headers)
@@ -60,7 +67,12 @@ class Invocation:
                 yield piece
 
     def result(self) -> InvokeResult:
-        """The whole answer."""
+        """The whole answer.
+
+        >>> call = ws.invoke({"question": "why"}, stream=True)
+        >>> (call.result()).status  # doctest: +SKIP
+        200
+        """
         content = bytearray()
         with closing(self.pieces()) as pieces:
             for piece in pieces:
@@ -69,36 +81,61 @@ class Invocation:
 
 
 class Program:
-    """``workspace.program``: what the workspace keeps running. All of it wakes the workspace."""
+    """``workspace.program``: what the workspace keeps running. All of it wakes the workspace.
+
+    >>> info = ws.program.set(["sleep", "1000"])
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
     def show(self) -> public.ProgramInfo:
-        """What it is and how it does."""
+        """What it is and how it does.
+
+        >>> info = ws.program.show()
+        """
         return self._workspace.fetch(_core.get(self._path()), public.ProgramInfo)
 
     def set(self, argv: Sequence[str], **options: Unpack[ProgramOptions]) -> public.ProgramInfo:
         """Name it and start it, in place of the one before; sleeps, forks and boots from disk keep it. ``restart``: ``always``,
-        ``on-failure`` or ``never``. It answers invocations on ``port``, which it finds in its variable ``PORT``."""
+        ``on-failure`` or ``never``. It answers invocations on ``port``, which it finds in its variable ``PORT``.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        """
         body = _core.checked(public.SetProgram, argv=list(argv), **program_fields(options))
         call = Call("PUT", self._path(), body=body.model_dump(mode="json"), repeatable=True)
         return self._workspace.fetch(call, public.ProgramInfo)
 
     def unset(self) -> public.ProgramInfo:
-        """End it and forget it. Succeeds where there is none."""
+        """End it and forget it. Succeeds where there is none.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        >>> info = ws.program.unset()
+        """
         return self._workspace.fetch(Call("DELETE", self._path(), repeatable=True), public.ProgramInfo)
 
     def start(self) -> public.ProgramInfo:
-        """Start it, now if it backs off."""
+        """Start it, now if it backs off.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        >>> info = ws.program.start()
+        """
         return self._act("start", repeatable=True)
 
     def stop(self) -> public.ProgramInfo:
-        """SIGTERM, and SIGKILL after its grace. It stays stopped until it is started, or its machine boots from disk."""
+        """SIGTERM, and SIGKILL after its grace. It stays stopped until it is started, or its machine boots from disk.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        >>> info = ws.program.stop()
+        """
         return self._act("stop", repeatable=True)
 
     def restart(self) -> public.ProgramInfo:
-        """End it and start it anew, as its file is now."""
+        """End it and start it anew, as its file is now.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        >>> info = ws.program.restart()
+        """
         return self._act("restart", repeatable=False)
 
     def _act(self, act: str, *, repeatable: bool) -> public.ProgramInfo:
@@ -106,7 +143,11 @@ class Program:
 
     def logs(self, *, tail: int | None = None, offset: int | None = None, follow: bool = False) -> Generator[Output]:
         """What it wrote to stdout and stderr, in its order: all that is kept, the last ``tail`` lines, or from a byte offset on;
-        with ``follow`` also what comes, over broken connections too. Following keeps the workspace awake."""
+        with ``follow`` also what comes, over broken connections too. Following keeps the workspace awake.
+
+        >>> info = ws.program.set(["sleep", "1000"])
+        >>> lines = [output.text for output in ws.program.logs(tail=10)]
+        """
         breaks = 0
         while True:
             try:

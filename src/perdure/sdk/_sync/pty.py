@@ -28,6 +28,8 @@ class Pty:
     ``connect`` to its id again, from anywhere, after a sleep too.
 
     A connection that is lost is taken up by the iteration, where it broke. What was being sent just then may have arrived.
+
+    >>> pty = ws.pty.create()  # doctest: +SKIP
     """
 
     def __init__(self, workspace: Workspace, exec_id: str, offset: int = 0) -> None:
@@ -57,7 +59,10 @@ class Pty:
         return self._follower.lost
 
     def open(self) -> None:
-        """Connect, if it is not. Raises NotFound, StaleGeneration when the workspace has slept since, or ServerUnreachable."""
+        """Connect, if it is not. Raises NotFound, StaleGeneration when the workspace has slept since, or ServerUnreachable.
+
+        >>> pty.open()  # doctest: +SKIP
+        """
         if self._socket is None:
             from perdure.sdk._sockets import Socket  # it brings the WebSockets, which nothing else needs
 
@@ -71,7 +76,10 @@ class Pty:
                 yield data
 
     def follow(self) -> Generator[bytes]:
-        """What it shows, until it ends or this client leaves: first what was shown before, as far as it is kept."""
+        """What it shows, until it ends or this client leaves: first what was shown before, as far as it is kept.
+
+        >>> shown = [output for output in pty.follow()]  # doctest: +SKIP
+        """
         while self._follower.outcome is None and not self._left:
             try:
                 self.open()
@@ -89,16 +97,25 @@ class Pty:
                 yield data
 
     def send(self, data: str | bytes) -> None:
-        """Type. Raises ConnectionLost while the connection is broken."""
+        """Type. Raises ConnectionLost while the connection is broken.
+
+        >>> pty.send("ls\\n")  # doctest: +SKIP
+        """
         self._tell(data.encode() if isinstance(data, str) else data)
 
     def resize(self, rows: int, cols: int) -> None:
-        """Tell it the size of what shows it. The same size again has full-screen programs draw anew."""
+        """Tell it the size of what shows it. The same size again has full-screen programs draw anew.
+
+        >>> pty.resize(40, 120)  # doctest: +SKIP
+        """
         size = _core.checked(public.ExecInput, type="resize", rows=rows, cols=cols)
         self._tell(size.model_dump_json(exclude_none=True))
 
     def send_signal(self, signal: int) -> None:
-        """Send a signal to what runs in its foreground."""
+        """Send a signal to what runs in its foreground.
+
+        >>> pty.send_signal(2)  # doctest: +SKIP
+        """
         told = _core.checked(public.ExecInput, type="signal", signal=signal)
         self._tell(told.model_dump_json(exclude_none=True))
 
@@ -108,7 +125,10 @@ class Pty:
         self._socket.send(message)
 
     def wait(self, *, on_data: Any = None) -> public.ExecOutcome:
-        """Wait for its end; ``on_data`` is called with the bytes that it shows meanwhile."""
+        """Wait for its end; ``on_data`` is called with the bytes that it shows meanwhile.
+
+        >>> outcome = pty.wait()  # doctest: +SKIP
+        """
         with closing(self.follow()) as shown:
             for data in shown:
                 call(on_data, data)
@@ -117,14 +137,20 @@ class Pty:
         return self._follower.outcome
 
     def detach(self) -> None:
-        """Leave it; it goes on. Safe twice."""
+        """Leave it; it goes on. Safe twice.
+
+        >>> pty.detach()  # doctest: +SKIP
+        """
         self._left = True
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
 
     def kill(self) -> None:
-        """End it and everything that was started in it."""
+        """End it and everything that was started in it.
+
+        >>> pty.kill()  # doctest: +SKIP
+        """
         self._workspace.commands.kill(self.exec_id)
 
 
@@ -144,13 +170,19 @@ class Ptys:
     ) -> Pty:
         """A new terminal of that size, attached to: with the user's login shell, or with a command instead. It lives until its
         process ends, or somebody kills it; where nobody is attached and its shell waits, the workspace may sleep, which it
-        survives."""
+        survives.
+
+        >>> pty = ws.pty.create(rows=40, cols=120)  # doctest: +SKIP
+        """
         size = _core.checked(public.PtySize, rows=rows, cols=cols)
         info = self._workspace.commands.start_pty(size, cmd, options)
         return self._attached(Pty(self._workspace, info.exec_id))
 
     def connect(self, exec_id: str, *, offset: int = 0) -> Pty:
-        """Attach to a terminal that anybody made: what it has shown comes first, as far as it is kept, or from ``offset`` on."""
+        """Attach to a terminal that anybody made: what it has shown comes first, as far as it is kept, or from ``offset`` on.
+
+        >>> pty = ws.pty.connect(exec_id)  # doctest: +SKIP
+        """
         return self._attached(Pty(self._workspace, exec_id, offset))
 
     def _attached(self, pty: Pty) -> Pty:
@@ -158,13 +190,22 @@ class Ptys:
         return pty
 
     def list(self) -> builtins.list[public.ExecInfo]:
-        """Terminals that run, and recent ones that have ended."""
+        """Terminals that run, and recent ones that have ended.
+
+        >>> terminals = ws.pty.list()  # doctest: +SKIP
+        """
         return [info for info in self._workspace.commands.list() if info.pty is not None]
 
     def resize(self, exec_id: str, rows: int, cols: int) -> None:
-        """Tell a terminal a new size."""
+        """Tell a terminal a new size.
+
+        >>> ws.pty.resize(exec_id, rows=40, cols=120)  # doctest: +SKIP
+        """
         self._workspace.commands.resize(exec_id, rows, cols)
 
     def kill(self, exec_id: str) -> None:
-        """End a terminal and everything that was started in it."""
+        """End a terminal and everything that was started in it.
+
+        >>> ws.pty.kill(exec_id)  # doctest: +SKIP
+        """
         self._workspace.commands.kill(exec_id)

@@ -31,6 +31,10 @@ class Watch:
     the last event is ``ended`` with the reason ``generation``, and nothing is woken. Iterating the same object again goes on
     after the last event, which wakes it: the watch is the workspace's own, and sleeps and wakes with its memory. Where events
     were lost (memory was not kept, too many came, nobody read for an hour) there is an ``overflow``: look at the directory again.
+
+    >>> watch = ws.files.watch_dir("/root", recursive=True)
+    >>> for event in watch:  # doctest: +SKIP
+    ...     print(event.type, event.path)
     """
 
     def __init__(self, workspace: Workspace, path: str, root: str | None, recursive: bool, on_event: OnEvent) -> None:
@@ -80,6 +84,9 @@ class Watch:
                     yield event
 
     def run(self) -> None:
-        """Call ``on_event`` with every event, until the last."""
+        """Call ``on_event`` with every event, until the last.
+
+        >>> ws.files.watch_dir("/root", print).run()  # doctest: +SKIP
+        """
         for event in self:
             call(self._on_event, event)

@@ -26,7 +26,10 @@ from perdure.wire.public.common import (
     Done,
     ErrorAnswer,
     ErrorInfo,
+    Name,
+    Paged,
     Seconds,
+    SnapshotName,
     Text,
     compile_all,
 )
@@ -104,6 +107,8 @@ from perdure.wire.public.server import (
 )
 from perdure.wire.public.tenants import CreateTenant, ShreddedTenantInfo, ShredTenant, TenantInfo, TenantList
 from perdure.wire.public.usage import (
+    MeterReadings,
+    Meters,
     UsageAmounts,
     UsageBy,
     UsageReport,
@@ -219,7 +224,11 @@ __all__ = [
     "LogChunk",
     "LogEntry",
     "MakeBackup",
+    "MeterReadings",
+    "Meters",
+    "Name",
     "NameSnapshot",
+    "Paged",
     "PortInfo",
     "ProgramEndInfo",
     "ProgramInfo",
@@ -250,6 +259,7 @@ __all__ = [
     "SignalExec",
     "SnapshotInfo",
     "SnapshotList",
+    "SnapshotName",
     "SnapshotPlace",
     "StartExec",
     "StdinWritten",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from perdure.core.ids import SNAPSHOT_NAME, USER_NAME
 
 #: Seconds between heartbeat lines of a stream. A client may call a stream dead after a few of them are missing.
 HEARTBEAT_S = 10.0
@@ -22,7 +24,20 @@ CLIENT_REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
-Text = Annotated[str, Field(max_length=4096)]
+
+
+def _without_zero(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("it contains a zero character, which nothing here can hold")
+    return text
+
+
+_WITHOUT_ZERO = AfterValidator(_without_zero)
+Text = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": "^[^\\u0000]*$"}), _WITHOUT_ZERO]
+#: Of workspaces, keys and tenants, and of snapshots. The patterns are for the API's description: whoever makes the thing refuses
+#: another name, in a sentence that says the rule.
+Name = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": USER_NAME.pattern}), _WITHOUT_ZERO]
+SnapshotName = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": SNAPSHOT_NAME.pattern}), _WITHOUT_ZERO]
 Base64 = Annotated[str, Field(pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
 
 
@@ -64,6 +79,12 @@ class ErrorInfo(Answer):
 
 class ErrorAnswer(Answer):
     error: ErrorInfo
+
+
+class Paged(Answer):
+    """Base of lists that grow. The next page is asked for with its ``cursor``; None: this is the last one."""
+
+    next_cursor: str | None = None
 
 
 class Accepted(Answer):

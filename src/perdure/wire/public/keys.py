@@ -8,13 +8,13 @@ from typing import Annotated
 from pydantic import Field
 
 from perdure.core.scopes import KeyScope, KeyState
-from perdure.wire.public.common import Answer, Body, Text
+from perdure.wire.public.common import Answer, Body, Name, Paged, Text
 
 
 class CreateKey(Body):
     """``tenant``: an id or a name, for the operator only; without it the key is for the tenant of whoever makes it."""
 
-    name: Text
+    name: Name
     scopes: list[KeyScope] = Field(min_length=1, max_length=len(KeyScope))
     expires_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = Field(
         default=None, description="Seconds from now; null: it does not expire."
@@ -46,5 +46,5 @@ class CreatedKey(Answer):
     secret: str
 
 
-class KeyList(Answer):
+class KeyList(Paged):
     keys: list[KeyInfo]

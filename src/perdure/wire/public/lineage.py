@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.wire.public.common import Answer, Body, Seconds, Text
+from pydantic import ConfigDict
+
+from perdure.wire.public.common import Body, Paged, SnapshotName
 from perdure.wire.public.idle import AsleepAction, Days
-from perdure.wire.public.workspaces import KeepSnapshots, SnapshotInfo
+from perdure.wire.public.workspaces import KeepSnapshots, SnapshotInfo, Timer
 
 
 class SnapshotPlace(SnapshotInfo):
@@ -23,7 +25,7 @@ class SnapshotPlace(SnapshotInfo):
     total_bytes: int | None
 
 
-class SnapshotList(Answer):
+class SnapshotList(Paged):
     """Oldest first."""
 
     snapshots: list[SnapshotPlace]
@@ -32,15 +34,17 @@ class SnapshotList(Answer):
 class NameSnapshot(Body):
     """None takes the name away."""
 
-    name: Text | None
+    name: SnapshotName | None
 
 
 class ConfigureWorkspace(Body):
     """What is left out stays as it is. ``default`` gives ``keep_snapshots`` back to the server's setting; the action ``keep``
     takes the days back."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
     keep_snapshots: KeepSnapshots | Literal["default"] | None = None
-    idle_timeout_s: Seconds | None = None
-    checkpoint_interval_s: Seconds | None = None
+    idle_timeout_s: Timer | None = None
+    checkpoint_interval_s: Timer | None = None
     asleep_after_days: Days | None = None
     asleep_action: AsleepAction | None = None

@@ -6,11 +6,11 @@ from datetime import datetime
 
 from pydantic import Field
 
-from perdure.wire.public.common import Answer, Body, Text
+from perdure.wire.public.common import Answer, Body, Name, Paged
 
 
 class CreateTenant(Body):
-    name: Text
+    name: Name
 
 
 class TenantInfo(Answer):
@@ -20,7 +20,7 @@ class TenantInfo(Answer):
     created_by: str
 
 
-class TenantList(Answer):
+class TenantList(Paged):
     tenants: list[TenantInfo]
 
 

@@ -32,6 +32,25 @@ class UsageAmounts(Answer):
     fetched_bytes: int
 
 
+class Meters(Answer):
+    """What the meters of an awake workspace say now. They only grow in one generation: seconds of processor time of its machine;
+    bytes that it has sent and received through egress, in earlier generations too while the server runs."""
+
+    workspace_id: str
+    name: str
+    generation: int
+    cpu_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
+class MeterReadings(Answer):
+    """Of those that this server has awake. ``at``: when they were read, by its clock."""
+
+    at: datetime
+    meters: list[Meters]
+
+
 class UsageRow(UsageAmounts):
     """Of one workspace, deleted or not; of the whole tenant where that was asked for, and then nothing names one workspace."""
 

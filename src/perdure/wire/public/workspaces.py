@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from perdure.wire.node import Isolation, MemoryFate
-from perdure.wire.public.common import Answer, Body, ErrorInfo, Seconds, Text
+from perdure.wire.public.common import Answer, Body, ErrorInfo, Name, Paged, Seconds, SnapshotName, Text
 from perdure.wire.public.idle import AsleepAction, Days, IdleInfo
 
 
@@ -31,6 +31,12 @@ class WorkspaceKind(StrEnum):
 
 #: Of the snapshots that nobody asked for, how many of the newest stay.
 KeepSnapshots = Annotated[int, Field(ge=0, le=1000)]
+
+
+#: Bounds in the description are those of the service, which says the rule where one is crossed; what is checked here is wider.
+Timer = Annotated[float, Field(ge=0, le=10 * 365 * 86400, json_schema_extra={"maximum": 366 * 86400})]
+#: Something that no other request of the tenant has.
+RequestKey = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{8,64}$")]
 
 
 class ConfinementInfo(Answer):
@@ -92,26 +98,32 @@ class WorkspaceInfo(Answer):
     deletes_at: datetime | None = None  # when its policy deletes it, at the earliest, if nobody uses it until then
 
 
-class WorkspaceList(Answer):
+class WorkspaceList(Paged):
     workspaces: list[WorkspaceInfo]
 
 
 class CreateWorkspace(Body):
-    """None means the image's default (size, disk) or the server's setting (idle and checkpoint times; 0 turns them off)."""
+    """None means the image's default (size, disk) or the server's setting (idle and checkpoint times; 0 turns them off).
 
-    name: Text
+    A caller who does not know whether its request was done repeats it with the same ``request_key``: what that has made is the
+    answer then."""
+
+    name: Name
     image: Text = "base"
-    memory_mib: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
-    vcpus: Annotated[int, Field(ge=1, le=256)] | None = None
-    disk_gib: Annotated[int, Field(ge=1, le=65536)] | None = None
-    idle_timeout_s: Seconds | None = None
-    checkpoint_interval_s: Seconds | None = None
+    memory_mib: Annotated[int, Field(ge=16, le=1 << 20, json_schema_extra={"minimum": 128})] | None = None
+    vcpus: Annotated[int, Field(ge=1, le=256, json_schema_extra={"maximum": 64})] | None = None
+    disk_gib: Annotated[int, Field(ge=1, le=65536, json_schema_extra={"maximum": 2048})] | None = None
+    idle_timeout_s: Timer | None = None
+    checkpoint_interval_s: Timer | None = None
     keep_snapshots: KeepSnapshots | None = None
     asleep_after_days: Days | None = None
     asleep_action: AsleepAction = "keep"
     egress_allow: list[Text] = Field(default_factory=list, max_length=1000)
     environment: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
     metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
+    request_key: RequestKey | None = Field(
+        default=None, description="Of the caller's choice: the same request makes nothing again while the workspace is there."
+    )
 
 
 class HookInfo(Answer):
@@ -223,13 +235,13 @@ class WakeWorkspace(Body):
 
 
 class CheckpointWorkspace(Body):
-    name: Text | None = None
+    name: SnapshotName | None = None
 
 
 class ForkWorkspace(Body):
-    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    count: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"maximum": 64})] = 1
     snapshot: Text | None = None
-    names: list[Text] = Field(default_factory=list, max_length=1000)
+    names: list[Name] = Field(default_factory=list, max_length=1000)
 
     @model_validator(mode="after")
     def _one_name_each(self) -> ForkWorkspace:
@@ -278,7 +290,7 @@ class WorkspaceTree(Answer):
 
 
 class ResizeWorkspace(Body):
-    disk_gib: Annotated[int, Field(ge=1, le=65536)]
+    disk_gib: Annotated[int, Field(ge=1, le=65536, json_schema_extra={"maximum": 2048})]
 
 
 class RecoverWorkspace(Body):
@@ -286,7 +298,7 @@ class RecoverWorkspace(Body):
 
 
 class KeepAwake(Body):
-    seconds: Seconds
+    seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400, json_schema_extra={"maximum": 30 * 86400})]
 
 
 class HandleAnswer(Answer):
@@ -310,5 +322,5 @@ class LogEntry(Answer):
     hash: str
 
 
-class Log(Answer):
+class Log(Paged):
     entries: list[LogEntry]
