@@ -148,7 +148,7 @@ async def test_what_cannot_be_noted_is_not_done(staged: Stage, monkeypatch: pyte
 
     monkeypatch.setattr(staged.audit, "begin", away)
     assert (await staged.ask(KEY, "POST", "/v1/workspaces", json={"name": "demo"})).status_code == 503
-    assert (await staged.ask(KEY, "GET", "/v1/workspaces")).json() == {"workspaces": []}
+    assert (await staged.ask(KEY, "GET", "/v1/workspaces")).json() == {"workspaces": [], "next_cursor": None}
 
 
 async def test_an_answer_is_not_lost_with_the_audit(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def test_defect_is_one_sentence(monkeypatch: pytest.MonkeyPatch, perdure: Run) -
     def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(Workspace, "list", broken)
+    monkeypatch.setattr(Workspace, "iterate", broken)
     answer = perdure("ls")
     assert answer.code == 1
     assert answer.err.startswith("Error: perdure failed because of a defect of its own (ZeroDivisionError: oops).\n")
