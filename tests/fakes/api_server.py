@@ -18,6 +18,7 @@ from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.db.database import Database
 from tests.fakes.access import FakeAccess
+from tests.fakes.events import FakeWebhooks
 from tests.fakes.images import FakeImages
 from tests.fakes.shares import FakeShares
 from tests.fakes.workspaces import KEY, FakeWorkspaces, fake_services
@@ -69,7 +70,7 @@ class FakeServer:
         return self
 
     def reset(self) -> None:
-        """Forget all workspaces, images and keys, those of commands too."""
+        """Forget all workspaces, images, webhooks and keys, those of commands too."""
 
         async def forget() -> None:
             self.workspaces.__init__()  # type: ignore[misc]
@@ -77,6 +78,8 @@ class FakeServer:
             assert isinstance(self.services.shares, FakeShares)
             self.services.shares.forget()
             self.services.keyed_execs.store.__init__()  # type: ignore[misc]
+            assert isinstance(self.services.webhooks, FakeWebhooks)
+            self.services.webhooks.__init__()  # type: ignore[misc]
             if isinstance(self.services.access, FakeAccess):
                 self.services.access.reset()
 

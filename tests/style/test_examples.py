@@ -12,7 +12,7 @@ from tests.style.source import ROOT
 SDK = ROOT / "src/perdure/sdk/_async"
 #: Public for the SDK's own modules: what carries calls, and what keeps their answers.
 PLUMBING = {
-    *(f"AsyncClient.{name}" for name in ("request", "fetch", "pages", "send", "stream", "events")),
+    *(f"AsyncClient.{name}" for name in ("request", "fetch", "pages", "send", "stream", "ndjson")),
     *("AsyncHistory.note", "AsyncHistory.fetch", "AsyncCommandHandle.still_running", "AsyncCommands.start_pty"),
 }
 

@@ -339,6 +339,8 @@ class AsyncClient:
 
         ``after``: the ``seq`` that was read last (0: from the beginning); ``last``: begin so many events before the end; neither:
         from now on, or everything when it does not ``follow``. ``workspace``: an id or a name, also of a deleted one.
+
+        >>> kinds = [event.kind async for event in client.events(after=0, follow=False)]
         """
         query = {"after": after, "last": last, "workspace": workspace, "follow": follow}
         reader = FeedReader(query, kinds)
@@ -359,20 +361,39 @@ class AsyncClient:
 
     async def create_webhook(self, url: str, events: Sequence[str] = ()) -> public.CreatedWebhook:
         """Send the tenant's events (of these kinds; none: all) to a URL from now on, signed by the scheme of Standard Webhooks.
-        No other answer ever has the ``secret``."""
+        No other answer ever has the ``secret``.
+
+        >>> created = await client.create_webhook("https://example.com/hook", ["hibernated", "failed"])
+        >>> created.secret
+        'whsec_...'
+        """
         body = _core.checked(public.CreateWebhook, url=url, events=list(events))
         return await self.fetch(_core.post("/v1/webhooks", body.model_dump(mode="json")), public.CreatedWebhook)
 
     async def webhooks(self) -> list[public.WebhookInfo]:
-        """Oldest first, with what is still to be delivered and what was given up."""
+        """Oldest first, with what is still to be delivered and what was given up.
+
+        >>> created = await client.create_webhook("https://example.com/hook")
+        >>> [(one.url, one.pending) for one in await client.webhooks()]
+        [('https://example.com/hook', 0)]
+        """
         return (await self.fetch(_core.get("/v1/webhooks"), public.WebhookList)).webhooks
 
     async def remove_webhook(self, webhook_id: str) -> None:
-        """What was still to be delivered is not any more."""
+        """What was still to be delivered is not any more.
+
+        >>> created = await client.create_webhook("https://example.com/hook")
+        >>> await client.remove_webhook(created.webhook.id)
+        """
         await self.request(Call("DELETE", f"/v1/webhooks/{quote(webhook_id, safe='')}"))
 
     async def test_webhook(self, webhook_id: str) -> public.WebhookTested:
-        """Have an event of the kind ``test`` sent now, once, and say what became of it."""
+        """Have an event of the kind ``test`` sent now, once, and say what became of it.
+
+        >>> created = await client.create_webhook("https://example.com/hook")
+        >>> (await client.test_webhook(created.webhook.id)).delivered
+        True
+        """
         return await self.fetch(_core.post(f"/v1/webhooks/{quote(webhook_id, safe='')}/test"), public.WebhookTested)
 
     # -------------------------------------------------------------------------------------------------------- keys, tenants
