@@ -91,7 +91,7 @@ def test_a_wake_tells_how_much_has_come(server: FakeServer, demo: Workspace, per
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environment(server)) as process:
         os.close(terminal)
         shown = b""
-        while b"Fetching from the object store: 12.0 MB of at most 80.0 MB" not in shown:
+        while b"Fetching demo from the object store: 12.0 MB of at most 80.0 MB" not in shown:
             shown += os.read(ours, 4096)  # raises when the command has ended without it
         let_go(server)
         out, _ = process.communicate(timeout=60)
