@@ -6,7 +6,7 @@ import signal as signals
 from abc import abstractmethod
 from typing import Any
 
-from perdure.core.errors import Conflict, InvalidRequest, PerdureError
+from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_exec import LinkExec, info_of
 from perdure.machines.guestlink_fileops import LinkFiles, rows_of
@@ -38,11 +38,9 @@ class GuestFiles(LinkFiles):
         request, is_new = _exec_request(spec), self._note_started(spec.exec_id)
         try:
             stream, _ = await self._ask(request, "exec")
-        except PerdureError as error:
+        except PerdureError:
             if is_new:
                 self._note_ended(spec.exec_id)
-            if spec.pty is not None and isinstance(error, InvalidRequest) and f"operation '{Op.PTY}'" in error.message:
-                raise _no_terminals(error) from error
             raise
         return self._handle(spec.exec_id, stream, (0, 0), takes_stdin=spec.stdin or spec.pty is not None)
 
@@ -87,14 +85,6 @@ class GuestFiles(LinkFiles):
         if not 1 <= port <= 65535:
             raise InvalidRequest(f"{port} is not a port number (1 to 65535).")
         return (await self._ask({"op": Op.TCP, "port": port}))[0]
-
-
-def _no_terminals(refusal: PerdureError) -> Conflict:
-    return Conflict(
-        "The agent in this workspace is older than terminals.",
-        hint="Use a workspace of an image that this release has built, or 'perdure exec'.",
-        internal=refusal.message,
-    )
 
 
 def _exec_request(spec: ExecSpec) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def error_of(refusal: dict[str, Any]) -> PerdureError:
     message = clean(refusal.get("message")) or "The workspace refused without a reason."
     if message.startswith(UNKNOWN_OPERATION):
         older = "The agent that runs in this workspace is older than the server and cannot do this."
-        return Conflict(older, hint="Start it from its disk: it then has the agent of today.", internal=message)
+        hint = "Start it from its disk, which brings the agent of today: perdure recover NAME --how disk-boot."
+        return Conflict(older, hint=hint, internal=message)
     kind, hint = _ERRORS.get(
         str(refusal.get("code")), (MachineFailed, "Try again; if it happens again, look at the workspace's log.")
     )

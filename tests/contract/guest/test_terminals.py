@@ -381,7 +381,7 @@ async def test_an_agent_that_is_older_than_terminals_is_named() -> None:
         starting = asyncio.create_task(link.start_exec(ExecSpec(new_id(), pty=PtySize(24, 80))))
         liar.muxes[ChannelName.DATA].reset(await liar.opened.get(), Code.INVALID, "The agent knows no operation 'pty'.")
         liar.flush()
-        with pytest.raises(Conflict, match="older than terminals"):
+        with pytest.raises(Conflict, match="older than the server"):
             await starting
         assert link.activity().running_execs == 0
 
