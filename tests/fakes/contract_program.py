@@ -126,6 +126,8 @@ class ContractProgram(ThreadingHTTPServer):
     """``with ContractProgram() as program``: listens on ``port``."""
 
     daemon_threads = True
+    #: The usual five are too few for fifty callers at once: the kernel drops whom a busy host does not accept in time.
+    request_queue_size = 128
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
