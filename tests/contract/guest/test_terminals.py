@@ -244,7 +244,7 @@ async def test_a_resize_signals_what_runs_in_the_foreground_even_when_nothing_ch
 
 
 async def test_a_signal_goes_to_the_foreground(real: Place) -> None:
-    screen = await start(real)
+    screen = await start(real, kill_grace_s=DEADLINE_S)  # a busy host gives a shell little time to die of SIGHUP
     await say(screen, "ready")
     await screen.type("sleep 1000\r")
     await in_foreground(screen, "sleep")
