@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from perdure.core.config import Settings
+from perdure.db.programs import processes_in
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -64,11 +65,7 @@ def _rollup(pid: int, *names: str) -> int:
 
 def database(settings: Settings) -> set[int]:
     """The processes of an embedded PostgreSQL; none of an external one."""
-    try:
-        postmaster = int((settings.home / "db" / "data" / "postmaster.pid").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return set()
-    return {postmaster} | descendants(postmaster)
+    return set(processes_in(settings.home / "db" / "data"))
 
 
 def stored_bytes(directory: Path) -> int:

@@ -39,15 +39,15 @@ def test_resident_and_proportional_memory_of_ones_own_and_of_dead_processes() ->
     assert observe.resident_bytes(2**22 + 1) == 0
 
 
-def test_a_database_is_found_by_its_own_file(tmp_path: Path) -> None:
+def test_a_database_is_found_by_the_directory_that_it_works_in(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     assert observe.database(settings) == set()
     data = tmp_path / "db" / "data"
     data.mkdir(parents=True)
-    (data / "postmaster.pid").write_text(f"{os.getpid()}\n{data}\n")
-    assert os.getpid() in observe.database(settings)
-    (data / "postmaster.pid").write_text("")
     assert observe.database(settings) == set()
+    with subprocess.Popen(["sleep", "60"], cwd=data) as process:
+        assert observe.database(settings) == {process.pid}
+        process.kill()
 
 
 def test_stored_bytes_count_blocks_not_holes_and_links_once(tmp_path: Path) -> None:
