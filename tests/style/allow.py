@@ -57,7 +57,6 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/guest/worker.py::_child": "the top of a process: it must end here and say why",
         "src/perdure/workspaces/upkeep.py::_logged": "the top of background tasks and loops: logged, and the next pass comes",
         "src/perdure/workspaces/uploads.py::Uploads._upload": "the top of an upload's task: recorded in its job, and tried again",
-        "src/perdure/sdk/_acompat.py::Background._run": "the top of a thread: kept for whoever waits",
     },
     "built-sql": {
         "src/perdure/db/embedded.py::EmbeddedPostgres._ensure_database": "takes no parameters; a constant name",

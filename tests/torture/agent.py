@@ -37,11 +37,16 @@ class TortureAgent:
     def kill(self) -> None:
         """SIGKILL, and it is dead when this returns."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        select.select([self._pidfd], [], [], DEATH_DEADLINE_S)
+        self._ends_within(DEATH_DEADLINE_S)
 
     @property
     def _is_dead(self) -> bool:
-        return bool(select.select([self._pidfd], [], [], 0)[0])
+        return self._ends_within(0)
+
+    def _ends_within(self, seconds: float) -> bool:
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def reconnect(self) -> None:
         """Init has started another, if this one is dead, and the link speaks to that."""

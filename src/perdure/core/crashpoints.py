@@ -170,6 +170,8 @@ def _kill(pid: int) -> None:
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        select.select([descriptor], [], [], DEATH_DEADLINE_S)
+        poll = select.poll()  # select() knows no descriptor above 1023, and a server may have more
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(DEATH_DEADLINE_S * 1000)
     finally:
         os.close(descriptor)

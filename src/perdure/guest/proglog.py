@@ -47,9 +47,14 @@ class LogFile:
         return f"{self._directory}/{_PREFIX}{start}"
 
     def _open(self, start: int) -> None:
+        self.close()
+        self._fd = os.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        """Nothing is appended any more."""
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = os.open(self._path(start), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = -1
 
     def append(self, data: bytes) -> None:
         """Keep it. What a full /run has no room for is dropped, as if it had not been written."""

@@ -63,7 +63,7 @@ class Watch:
     # ------------------------------------------------------------------------------------------------------ directories
 
     def add(self, directories: list[tuple[str, bool]], first: Reader | None = None) -> None:
-        """Have a hand watch directories (names below the top; whether what is in them is news). ``first`` is who opens it."""
+        """Have a hand watch directories (names below the top; whether all that is in them is news). ``first`` is who opens it."""
         hands = self._owner.hands
         hand = hands.take()
         self._adding = True
@@ -360,17 +360,20 @@ def add_directories(talk: Talk, request: dict[str, Any]) -> None:
         watch.top = os.getcwd()  # where it really is, whatever links led here
         os.chdir("/")
     for name, is_news in request["directories"]:
-        _add_below(watch, name, found if is_news else None)
+        _add_below(watch, name, is_news, found)
     talk.say(Tag.OVER, list(found.items()))
 
 
-def _add_below(watch: Watch, name: str, found: dict[str, bool] | None) -> None:
-    waiting = [name]
+def _add_below(watch: Watch, name: str, is_news: bool, found: dict[str, bool]) -> None:
+    """What is there when a watch begins is nobody's news. Of a directory that was renamed it is what lies in directories that
+    were not watched under the old name, because the rename overtook the hand that came for them."""
+    is_first, waiting = not name, [name]
     while waiting:
         name = waiting.pop()
         path = os.path.join(watch.top, name) if name else watch.top
         try:
             number = linux.watch_directory(watch.fd, path, _MASK | _DONT_FOLLOW)
+            is_new = is_news or (not is_first and number not in watch.names)
             watch.names[number] = name
             entries = list(os.scandir(path)) if watch.recursive else []
         except OSError as error:
@@ -383,7 +386,7 @@ def _add_below(watch: Watch, name: str, found: dict[str, bool] | None) -> None:
         for entry in entries:
             below = f"{name}/{entry.name}" if name else entry.name
             is_directory = entry.is_dir(follow_symlinks=False)
-            if found is not None:
+            if is_new:
                 found[below] = is_directory
             if is_directory:
                 waiting.append(below)

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -64,16 +65,11 @@ def call(callback: Callable[[Any], Any] | None, what: Any) -> None:
 
 
 class AsyncBackground:
-    """Runs a function beside the block; its failure is kept in ``failure``, leaving the block cancels it."""
+    """Runs a function beside the block; leaving the block cancels it. What fails in it is its own to tell."""
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
         self._work = work
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def failure(self) -> BaseException | None:
-        task = self._task
-        return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.ensure_future(self._run())
@@ -93,17 +89,14 @@ class Background:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self.failure: BaseException | None = None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._run, name="perdure-stdin", daemon=True).start()
         return self
 
     def _run(self) -> None:
-        try:
+        with suppress(Exception):
             self._work()
-        except BaseException as error:  # noqa: BLE001 - the top of this thread: kept for whoever waits
-            self.failure = error
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         return None

@@ -93,9 +93,11 @@ class Deliverer:
 
     async def deliver_due(self) -> None:
         """Until nothing is due any more."""
-        await self._fill()
-        while self._busy:
-            await asyncio.wait(set(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
+        self._ended.set()
+        while self._busy or self._ended.is_set():
+            if not self._ended.is_set():
+                await self._ended.wait()
+            self._ended.clear()  # one that ends while rows are claimed may have kept its webhook's next from being seen
             await self._fill()
 
     async def _fill(self) -> None:

@@ -46,4 +46,4 @@ async def test_a_wake_and_a_command_are_steps_of_one_trace(home: Path, base_imag
         "guest.exec": "caller",
     }
     executed = spans["guest.exec"].context
-    assert printed.strip() == f"00-{executed.trace_id:032x}-{executed.span_id:016x}-01"
+    assert printed.strip() == f"00-{executed.trace_id:032x}-{executed.span_id:016x}-{executed.trace_flags:02x}"

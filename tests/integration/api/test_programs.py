@@ -62,7 +62,8 @@ def test_everything_about_a_program_wakes_the_workspace_and_says_so(demo: Worksp
         demo.report = None
         ask()
         row = server.workspaces.find_row("demo")
-        assert row.state == "running" and server.workspaces.held[row.id] == 0
+        assert row.state == "running"
+        server.wait_for(lambda row=row: server.workspaces.held[row.id] == 0)  # the answer is here before the call is over
     demo.sleep()
     demo.program.start()
     assert demo.report is not None and demo.report.memory == "kept"

@@ -34,6 +34,7 @@ def test_the_end_is_kept_under_its_offsets(pieces: list[bytes], reopened: int) -
         log, everything = LogFile(directory, LIMIT), b""
         for count, piece in enumerate(pieces):
             if reopened and count % reopened == 0:
+                log.close()
                 log = LogFile(directory, LIMIT)  # as an agent that starts anew finds it
             log.append(piece)
             everything += piece
@@ -44,6 +45,7 @@ def test_the_end_is_kept_under_its_offsets(pieces: list[bytes], reopened: int) -
         assert whole(log, 0) == (log.start, everything[log.start :])
         assert log.read(log.end, 100) == (0, b"")
         assert len(list(Path(directory).iterdir())) <= 2
+        log.close()
 
 
 @given(st.lists(st.sampled_from([b"a\n", b"bb\n", b"\n", b"c", b"dd\nee\n"]), max_size=40), st.integers(0, 12))
@@ -56,6 +58,7 @@ def test_a_tail_begins_where_the_last_lines_do(pieces: list[bytes], lines: int) 
         kept = everything[log.start :]
         wanted = b"".join(kept.splitlines(keepends=True)[-lines:]) if lines else b""
         assert everything[log.tail(lines) :] == wanted
+        log.close()
 
 
 def test_a_full_place_drops_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +73,7 @@ def test_a_full_place_drops_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         log.append(b"lost")
     log.append(b" too")
     assert whole(log, 0) == (0, b"kept too")
+    log.close()
 
 
 def test_both_sides_have_the_same_words() -> None:

@@ -227,20 +227,22 @@ class AsyncCommands:
         self, handle: AsyncCommandHandle, stdin: AsyncData, timeout: float | None, on_text: tuple[OnText | None, OnText | None]
     ) -> CommandResult:
         """Feed stdin beside reading: a command that answers while it reads must not stop both."""
+        failures: list[Exception] = []
 
         async def feed() -> None:
             try:
                 await handle.send_stdin(stdin, eof=True)
             except (Conflict, NotFound):
                 pass  # the command did not want all of it
-            except Exception:
+            except Exception as error:
+                failures.append(error)  # before the kill, which ends the waiting and with it this
                 await handle.kill()  # it must not take half of its input for all of it
                 raise
 
-        async with AsyncBackground(feed) as feeding:
+        async with AsyncBackground(feed):
             result = await handle.wait(timeout, on_stdout=on_text[0], on_stderr=on_text[1])
-        if feeding.failure is not None:
-            raise feeding.failure
+        for failure in failures:
+            raise failure
         return result
 
     def _start(

@@ -229,20 +229,22 @@ class Commands:
         self, handle: CommandHandle, stdin: Data, timeout: float | None, on_text: tuple[OnText | None, OnText | None]
     ) -> CommandResult:
         """Feed stdin beside reading: a command that answers while it reads must not stop both."""
+        failures: list[Exception] = []
 
         def feed() -> None:
             try:
                 handle.send_stdin(stdin, eof=True)
             except (Conflict, NotFound):
                 pass  # the command did not want all of it
-            except Exception:
+            except Exception as error:
+                failures.append(error)  # before the kill, which ends the waiting and with it this
                 handle.kill()  # it must not take half of its input for all of it
                 raise
 
-        with Background(feed) as feeding:
+        with Background(feed):
             result = handle.wait(timeout, on_stdout=on_text[0], on_stderr=on_text[1])
-        if feeding.failure is not None:
-            raise feeding.failure
+        for failure in failures:
+            raise failure
         return result
 
     def _start(
