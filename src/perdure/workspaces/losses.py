@@ -60,7 +60,6 @@ class Losses:
         """The machine is lost, or must go: adopt snapshots it finished, keep its newer disk as a branch, and record where the
         workspace stands. Repeatable: a crash anywhere in here is taken up by the next call."""
         idle_s, read = unused_s(self._tools, owner), spent(self._tools, at)
-        at = replace(at, alive_at=None) if read else at  # it still runs
         owner.live = None
         node = self._tools.node(at)
         inventory = inventory or await node.inventory()
@@ -212,7 +211,6 @@ class Losses:
         """→ deleted: the name is free, the machine goes without being kept, snapshots nobody else needs are marked."""
         parent = await self._disappointed(at, event)
         read = spent(self._tools, at)
-        at = replace(at, alive_at=None) if read else at
         change = replace(change, body={**change.body, **read})
         async with self._store.database.transaction() as tx:
             if parent is not None:

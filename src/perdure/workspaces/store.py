@@ -221,7 +221,7 @@ class WorkspaceStore:
         body = {"from": at.state.value, "to": answer.to.value, "event": event.value, **change.body}
         if change.detail:
             body["detail"] = change.detail
-        if at.alive_at is not None and answer.to not in WITH_MACHINE:
+        if at.alive_at is not None and answer.to not in WITH_MACHINE and "spent" not in body:  # its meters answer: it runs
             body["alive_until"] = at.alive_at.isoformat()
         row = await (tx or self.database).one(
             "workspaces.move",
