@@ -48,7 +48,17 @@ def pytest_configure() -> None:
             signal.signal(number, usual)
 
 
+def _is_second_line(item: pytest.Item) -> bool:
+    """Whether a test is over a place where it belongs to the long form only: ``long_on("vm")``."""
+    call = getattr(item, "callspec", None)
+    places = {place for mark in item.iter_markers("long_on") for place in mark.args}
+    return call is not None and not places.isdisjoint(map(str, call.params.values()))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what ``-m`` leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in filter(_is_second_line, items):
+        item.add_marker("long")
     items.sort(key=_rank)  # stable: the order inside a file stays
 
 

@@ -63,8 +63,8 @@ async def check(database: Database, tenant: TenantId) -> list[Usage]:
 
 
 async def _check_asleep(metering: Metering, tenant: TenantId, mine: list[dict[str, Any]]) -> None:
-    """Asleep costs bytes only. The last instant is left out: while a clock that was set back catches up, all that a workspace does
-    after it woke happens at that same instant."""
+    """Asleep costs bytes only. The last instant is left out: while a clock that was set back catches up, all that a workspace
+    does after it woke happens at that same instant."""
     for one in mine:
         if one["phase"] == "asleep" and one["to_at"] is not None:
             (slept,) = await metering.of(tenant, one["workspace_id"], one["from_at"], one["to_at"] - TICK)

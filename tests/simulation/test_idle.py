@@ -144,7 +144,7 @@ async def scenario(simulation: Idle) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-@pytest.mark.parametrize("step", steps(6))
+@pytest.mark.parametrize("step", steps(11))
 async def test_killed_at_every_point_of_alarms_and_long_sleeps(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Idle(database, f"i{at or 0}", Fuse(at)), scenario, node_too=node_too)

@@ -134,7 +134,7 @@ async def scenario(simulation: Metered) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-@pytest.mark.parametrize("step", steps(6))
+@pytest.mark.parametrize("step", steps(11))
 async def test_killed_at_every_statement_it_still_adds_up(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Metered(database, f"m{at or 0}", Fuse(at)), scenario, node_too=node_too)

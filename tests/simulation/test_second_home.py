@@ -118,7 +118,7 @@ async def scenario(simulation: TwoHomes) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-@pytest.mark.parametrize("step", steps(7))
+@pytest.mark.parametrize("step", steps(13))
 async def test_killed_at_every_point_of_both_homes(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(TwoHomes(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)
@@ -173,7 +173,7 @@ async def ending(simulation: Shredded) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-@pytest.mark.parametrize("step", steps(3))
+@pytest.mark.parametrize("step", steps(5))
 async def test_killed_at_every_point_of_a_tenants_end(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Shredded(database, f"e{at or 0}", Fuse(at)), ending, node_too=node_too)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.routing import BaseRoute
 
 import perdure
 from perdure.api import errors
@@ -46,24 +48,32 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,
         strict_content_type=True,
     )
     app.state.services = services
     app.state.closing = asyncio.Event()
     app.state.exec_handles = {}
     errors.install(app)
-    v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
+    app.router.routes.extend(_routes())
+    describe(app)
+    return app
+
+
+@cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """All that can be asked. Made once in a process: working out what each takes and gives costs most of a second, and what came
+    of that is kept in these. They know an application by the request only."""
     inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations)
     records = (backups, tenants, keys, usage, quotas, audit, events)
+    v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
     for module in (server, images, workspaces, lineage, integrity, *inside, *records):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)
-    async def openapi(call: Call) -> JSONResponse:
-        return JSONResponse(app.openapi())
+    async def openapi(call: Call, request: Request) -> JSONResponse:
+        return JSONResponse(request.app.openapi())
 
-    app.include_router(v1)
-    app.include_router(metrics.router, responses=ANSWERS, dependencies=[Depends(admit)])  # where scrapers look for it
-    describe(app)
-    return app
+    whole = APIRouter(generate_unique_id_function=lambda route: route.name, strict_content_type=True)
+    whole.include_router(v1)
+    whole.include_router(metrics.router, responses=ANSWERS, dependencies=[Depends(admit)])  # where scrapers look for it
+    return tuple(whole.routes)

@@ -140,6 +140,7 @@ async def test_a_limit_kills_everything_that_the_command_started(real: Place) ->
     assert gone.exited.end is ExecEnd.EXITED
 
 
+@pytest.mark.long_on("vm")
 async def test_output_resets_the_idle_limit(real: Place) -> None:
     done = await real.run("for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done", idle_limit_s=2.5)
     assert done.exited.end is ExecEnd.EXITED
@@ -290,6 +291,7 @@ async def test_a_reader_that_stops_early_leaves_the_next_operations_alone(real: 
         assert await content(real, f"{directory}/f") == data
 
 
+@pytest.mark.long_on("vm")
 async def test_commands_start_while_files_are_moved(real: Place, directory: str) -> None:
     """Files are a thread's work; what is forked meanwhile must not wait for it."""
     data = os.urandom(2_000_000)

@@ -52,6 +52,7 @@ async def test_files_of_the_kernel_are_read_whole_and_their_true_size_is_told(re
         assert (await real.guest.hash_file(path)).size > 0
 
 
+@pytest.mark.long_on("vm")
 async def test_a_kernel_file_of_any_length_is_read_to_its_end(real: Place, directory: str) -> None:
     """One that is larger than what is looked at first has no size that could be declared."""
     done = await real.run("cat /proc/kallsyms | wc -c")
@@ -132,6 +133,7 @@ async def test_a_tree_with_everything_in_it_is_packed(real: Place, directory: st
     assert (await real.run(f"stat -c '%a %Y' {directory}/copy/f")).stdout == b"711 1234567890\n"
 
 
+@pytest.mark.long_on("vm")
 async def test_a_large_tree_holds_up_neither_ping_nor_command(real: Place, directory: str) -> None:
     await real.run(f"cd {directory}; for i in 1 2 3 4; do head -c 3000000 /dev/urandom > f$i; done")
     reading = await real.guest.pack(directory)
@@ -175,6 +177,7 @@ async def test_files_written_by_perdure_appear_once_and_whole(real: Place, direc
     await handle.close()
 
 
+@pytest.mark.long_on("vm")
 async def test_events_that_nobody_read_are_lost_audibly(real: Place, directory: str) -> None:
     handle = await real.guest.watch(directory)
     await handle.close()

@@ -69,6 +69,7 @@ async def test_a_power_off_ends_the_machine_and_leaves_a_clean_file_system(base_
         disk.unlink()
 
 
+@pytest.mark.long
 async def test_a_file_system_grows_to_its_disk_and_keeps_what_is_on_it(base_image: Path) -> None:
     content, more = os.urandom(1_000_000), 4
     async with booted(more_gib=more) as (machine, _), linked(machine.connect, "vm") as place:

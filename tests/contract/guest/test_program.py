@@ -138,6 +138,7 @@ async def test_an_offset_beyond_the_end_means_a_new_log_and_gives_all_of_it(prog
     assert b"".join(chunk.data for chunk in chunks).endswith(b"new\n") and chunks[0].offset < 10**12
 
 
+@pytest.mark.long_on("vm")
 async def test_a_program_that_ends_is_started_again_after_longer_and_longer_waits(program: Place) -> None:
     place = program
     await place.guest.set_program(line(place, ("say", "begun"), ("exit", 7)))
@@ -273,6 +274,7 @@ async def test_a_program_that_accepts_and_says_nothing_is_not_busy(real_program:
     assert place.link.activity().open_streams == 0
 
 
+@pytest.mark.long_on("vm")
 async def test_what_a_program_started_ends_with_it(real_program: Place) -> None:
     place = real_program
     tag = f"10{int.from_bytes(os.urandom(3))}"

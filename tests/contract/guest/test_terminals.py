@@ -272,6 +272,7 @@ async def test_a_kill_ends_what_the_shell_had_started(real: Place) -> None:
     assert gone.exited.end is ExecEnd.EXITED
 
 
+@pytest.mark.long_on("vm")
 async def test_the_last_words_are_not_lost(real: Place) -> None:
     for _ in range(10):
         screen = await start(real, shell="head -c 30000 /dev/zero | tr '\\0' x; echo; echo last words")
@@ -294,6 +295,7 @@ async def test_a_program_that_closes_its_terminal_costs_nothing_and_may_open_it_
     await screen.end()
 
 
+@pytest.mark.long_on("vm")
 async def test_a_client_that_does_not_read_holds_up_nobody(real: Place) -> None:
     """Three times what is kept; the one that reads gets all, the other one is told what it missed."""
     size = 3_000_000

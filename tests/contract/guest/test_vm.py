@@ -88,6 +88,7 @@ async def connected_client(place: Place) -> ExecId:
     return client.exec_id
 
 
+@pytest.mark.long
 async def test_half_a_frame_in_a_snapshot_never_joins_the_next_connection(base_image: Path) -> None:
     """Three restores, one after the other: cut in the header, in the payload, before the last byte."""
     request, _ = ping()

@@ -131,6 +131,7 @@ async def test_users_programs_stand_still_until_the_last_hook_has_ended(place_wi
     await place.guest.kill_exec(counting.exec_id)
 
 
+@pytest.mark.long_on("vm")
 async def test_a_hook_that_hangs_is_killed_with_all_it_started_and_named(place_with_hooks: Place) -> None:
     place = place_with_hooks
     tag = f"10{int.from_bytes(os.urandom(3))}"
@@ -145,6 +146,7 @@ async def test_a_hook_that_hangs_is_killed_with_all_it_started_and_named(place_w
     await place.link.thaw()
 
 
+@pytest.mark.long_on("vm")
 async def test_what_has_no_time_left_is_named_and_not_run(place_with_hooks: Place) -> None:
     place = place_with_hooks
     await hook(place, "10-hangs", "exec sleep 1000")
@@ -174,6 +176,7 @@ async def test_what_cannot_or_must_not_run_says_why(place_with_hooks: Place) -> 
     assert "belongs to user" in report.hooks[1].output and "others than root" in report.hooks[2].output
 
 
+@pytest.mark.long_on("vm")
 async def test_only_the_end_of_what_a_hook_writes_is_kept(place_with_hooks: Place) -> None:
     place = place_with_hooks
     for number in range(10):
@@ -184,6 +187,7 @@ async def test_only_the_end_of_what_a_hook_writes_is_kept(place_with_hooks: Plac
     assert sum(len(run.output) for run in report.hooks) <= 6000
 
 
+@pytest.mark.long_on("vm")
 async def test_what_a_hook_leaves_running_becomes_one_of_the_others(place_with_hooks: Place) -> None:
     """It goes on, is frozen with them, and may write to its output without harm."""
     place = place_with_hooks

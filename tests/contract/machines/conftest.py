@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -57,33 +57,47 @@ def make_fake_world(directory: Path, *, tells_writes: bool) -> World:
     return World("fake", make_driver, lambda path: path.write_bytes(b""), directory, shape, tells_writes)
 
 
-def _worlds(name: str, request: pytest.FixtureRequest) -> Iterator[World]:
+@pytest.fixture(scope="session")
+def worlds(request: pytest.FixtureRequest) -> Iterator[Callable[[str], World]]:
+    """The world of a name, each made once: a golden capture costs a boot."""
     directory = Path(tempfile.mkdtemp(prefix="perdure-machines-"))
     directory.chmod(0o755)
-    try:
+
+    @cache
+    def made(name: str) -> World:
+        place = directory / name
+        place.mkdir()
+        place.chmod(0o755)
         if name in FAKES:
-            world = make_fake_world(directory, tells_writes=name == "fake-soft-dirty")
+            world = make_fake_world(place, tells_writes=name == "fake-soft-dirty")
         else:
-            world = make_qemu_world(name, qemu_binaries()[name], directory, request.getfixturevalue("base_image"))
+            world = make_qemu_world(name, qemu_binaries()[name], place, request.getfixturevalue("base_image"))
         asyncio.run(make_golden(world))
-        yield world
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        return world
+
+    yield made
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 _QEMUS = [pytest.param(name, marks=pytest.mark.qemu) for name in qemu_binaries()]
+#: What only a QEMU can show is shown by the system's own; the other versions have the whole of it in the long form.
+_FIRST, *_OTHERS = qemu_binaries()
+_FIRST_QEMUS = [
+    pytest.param(_FIRST, marks=pytest.mark.qemu),
+    *(pytest.param(name, marks=(pytest.mark.qemu, pytest.mark.long)) for name in _OTHERS),
+]
 
 
 @pytest.fixture(scope="session", params=[*FAKES, *_QEMUS])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
     """Every kind of machine."""
-    yield from _worlds(request.param, request)
+    return worlds(request.param)
 
 
-@pytest.fixture(scope="session", params=_QEMUS)
-def qemu_world(request: pytest.FixtureRequest) -> Iterator[World]:
+@pytest.fixture(scope="session", params=_FIRST_QEMUS)
+def qemu_world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
     """Every QEMU, for what a fake cannot show."""
-    yield from _worlds(request.param, request)
+    return worlds(request.param)
 
 
 Restorer = Callable[[], Awaitable[Machine]]

@@ -122,6 +122,7 @@ async def test_a_trial_wakes_a_snapshot_and_leaves_nothing(bench: Bench) -> None
     assert report.memory is MemoryFate.KEPT
 
 
+@pytest.mark.long_on("real")
 async def test_a_trial_of_a_running_workspaces_checkpoint_does_not_touch_it(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.node.guest(workspace, 1).start_exec(ExecSpec(ExecId("exe_1"), argv=bench.world.forever))
@@ -132,6 +133,7 @@ async def test_a_trial_of_a_running_workspaces_checkpoint_does_not_touch_it(benc
     assert [info.exec_id for info in await bench.node.guest(workspace, 1).list_execs() if info.exited is None] == ["exe_1"]
 
 
+@pytest.mark.long_on("real")
 async def test_a_snapshot_of_another_machine_boots_from_its_disk_and_says_why(bench: Bench) -> None:
     workspace, _, second = await two_snapshots(bench)
     others = {"vmm": "6.0.0-old", "kernel": "0" * 16, "agent_protocol": "0", "arguments": "1" * 16}
@@ -154,6 +156,7 @@ async def test_a_snapshot_of_another_machine_boots_from_its_disk_and_says_why(be
     assert await bench.read(bench.node.guest(workspace, 4), "/root/file") == b"second"
 
 
+@pytest.mark.long_on("real")
 async def test_damaged_memory_does_not_keep_a_disk_from_booting(bench: Bench) -> None:
     workspace, _, second = await two_snapshots(bench)
     bench.world.damage(second.snapshot_id)
@@ -162,6 +165,7 @@ async def test_damaged_memory_does_not_keep_a_disk_from_booting(bench: Bench) ->
     assert await bench.read(bench.node.guest(workspace, 3), "/root/file") == b"second"
 
 
+@pytest.mark.long_on("real")
 async def test_a_verification_that_nobody_waits_for_ends(bench: Bench) -> None:
     _, first, second = await two_snapshots(bench)
     async with aclosing(bench.node.verify((first.snapshot_id, second.snapshot_id), trial=True)) as events:

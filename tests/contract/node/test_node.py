@@ -184,6 +184,7 @@ async def test_branches_of_one_snapshot_are_strangers_to_each_other(bench: Bench
     assert len({await bench.read(bench.node.guest(one_of, 1), path) for one_of in (parent, one, two)}) == 3
 
 
+@pytest.mark.long_on("real")
 async def test_a_branch_outlives_the_snapshot_it_came_from(bench: Bench) -> None:
     parent, _ = await bench.begin()
     await bench.write(parent, 1, "/root/file", b"shared")
@@ -225,6 +226,7 @@ async def test_a_reboot_goes_on_with_the_newest_disk(bench: Bench) -> None:
     assert [(machine.generation, machine.alive) for machine in machines] == [(2, True)]
 
 
+@pytest.mark.long_on("real")
 async def test_a_disk_that_was_taken_over_is_still_newer_than_the_last_capture(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/file", b"new")
@@ -246,6 +248,7 @@ async def inside(bench: Bench, workspace: WorkspaceId, generation: int) -> dict[
     return report
 
 
+@pytest.mark.long_on("real")
 async def test_a_workspace_reads_its_own_report_after_a_wake_a_fork_and_a_disk_boot(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     report = await inside(bench, workspace, 1)
@@ -269,6 +272,7 @@ async def test_a_workspace_reads_its_own_report_after_a_wake_a_fork_and_a_disk_b
     assert (report["generation"], report["memory"], report["memory_reason"]) == (3, "lost", "requested")
 
 
+@pytest.mark.long_on("real")
 async def test_hooks_run_at_a_wake_in_their_order_and_are_told(bench: Bench) -> None:
     workspace, report = await bench.begin()
     assert report.hooks == ()

@@ -78,6 +78,7 @@ async def test_what_is_not_there_is_told(objects: Objects) -> None:
             await objects.read("x/short", start, length)
 
 
+@pytest.mark.long_on("s3 without conditions")
 async def test_many_objects_are_all_listed(objects: Objects) -> None:
     for at in range(0, 1020, 60):
         await asyncio.gather(*(objects.put(f"many/{number:05d}", b"x") for number in range(at, at + 60)))

@@ -90,7 +90,7 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
             server = ApiServer(services)
             await server.start()
             await feed.start()
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, verify=False) as http:
                 yield Stage(plane, access, audit, http, settings)
             await server.stop()
             await services.ports.close()

@@ -73,7 +73,9 @@ async def test_a_whole_installation_has_nothing_to_skip(world: World) -> None:
     assert {one.name for one in made.record.snapshots} == {row.id for row in rows}
 
 
-@pytest.mark.parametrize("what", ["its devices", "its index", "its pages"])
+@pytest.mark.parametrize(
+    "what", ["its index", *(pytest.param(what, marks=pytest.mark.long) for what in ("its devices", "its pages"))]
+)
 async def test_without_its_memory_the_disk_comes_back(world: World, restoration: Restoration, what: str) -> None:
     _, head = await two_snapshots(world)
     damage(world, head, what)
@@ -98,7 +100,9 @@ async def test_without_its_memory_the_disk_comes_back(world: World, restoration:
     await end(server)
 
 
-@pytest.mark.parametrize("what", ["its disk", "its manifest", "all of it"])
+@pytest.mark.parametrize(
+    "what", ["its disk", *(pytest.param(what, marks=pytest.mark.long) for what in ("its manifest", "all of it"))]
+)
 async def test_without_its_last_snapshot_it_falls_back_to_the_one_before(
     world: World, restoration: Restoration, what: str
 ) -> None:

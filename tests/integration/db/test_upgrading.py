@@ -54,7 +54,7 @@ def do(command: str) -> None:
     subprocess.run(command, shell=True, check=True)
 
 
-@pytest.mark.parametrize("major", [WHEEL, DEBIAN])
+@pytest.mark.parametrize("major", [WHEEL, pytest.param(DEBIAN, marks=pytest.mark.long)])
 async def test_an_older_cluster_is_upgraded_with_everything_in_it(postgres: EmbeddedPostgres, home: Path, major: int) -> None:
     if programs_of(major) is None:
         pytest.skip(f"this host has no PostgreSQL {major}: 'apt-get install postgresql-{major}' brings it on Debian 12")
@@ -70,6 +70,7 @@ async def test_an_older_cluster_is_upgraded_with_everything_in_it(postgres: Embe
     await (await connect_migrated(url)).close()
 
 
+@pytest.mark.long
 async def test_what_an_older_server_had_committed_when_it_was_killed_is_upgraded(postgres: EmbeddedPostgres, home: Path) -> None:
     older = await make_older(home, WHEEL)
     pid = older.pid()
@@ -79,6 +80,7 @@ async def test_what_an_older_server_had_committed_when_it_was_killed_is_upgraded
     assert left(home) == set()
 
 
+@pytest.mark.long
 async def test_an_older_server_that_still_runs_is_stopped_first(postgres: EmbeddedPostgres, home: Path) -> None:
     older = await make_older(home, WHEEL)
     assert older.pid() is not None
@@ -166,6 +168,7 @@ async def test_without_room_for_a_copy_it_is_not_begun(
     assert left(home) == set()
 
 
+@pytest.mark.long
 async def test_a_new_cluster_that_does_not_start_tells_the_way_back(home: Path) -> None:
     home.chmod(0o711)
     older = await make_older(home, WHEEL)
@@ -216,6 +219,7 @@ async def test_killed_at_every_step_it_loses_nothing(postgres: EmbeddedPostgres,
     assert [pid for path in root.rglob("*") if path.is_dir() for pid in processes_in(path)] == []
 
 
+@pytest.mark.long
 async def test_what_an_interrupted_upgrade_still_runs_is_ended_before_another_begins(
     postgres: EmbeddedPostgres, home: Path
 ) -> None:
@@ -231,6 +235,7 @@ async def test_what_an_interrupted_upgrade_still_runs_is_ended_before_another_be
     assert left(home) == set()
 
 
+@pytest.mark.long
 async def test_two_clusters_side_by_side_are_for_the_operator_to_judge(postgres: EmbeddedPostgres, home: Path) -> None:
     """An older release was started between the two renames, and made an empty one."""
     await (await make_older(home, WHEEL)).stop()

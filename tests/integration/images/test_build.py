@@ -74,7 +74,7 @@ def rest_of(store: ImageStore) -> list[str]:
     return [path.name for name in ("tmp", "blobs", "names") for path in sorted((store.root / name).glob("*"))]
 
 
-async def test_a_tiny_image_holds_what_its_recipe_says_and_builds_equal_again(store: ImageStore, tmp_path: Path) -> None:
+async def test_a_tiny_image_holds_what_its_recipe_says(store: ImageStore) -> None:
     told: list[Progress] = []
     image = await build_image(TINY, store, BuildOptions(progress=told.append))
     assert read(image, "/root/greeted") == "hello\n"
@@ -91,14 +91,19 @@ async def test_a_tiny_image_holds_what_its_recipe_says_and_builds_equal_again(st
     steps = [event.detail for event in told if event.step is Step.COMMAND and not event.log]
     assert steps == list(TINY.commands)
     assert rest_of(store) == [image.digest, "tiny"]
-
     assert await build_image(TINY, store, BuildOptions(if_missing=True)) == image
+
+
+@pytest.mark.long
+async def test_a_recipe_builds_equal_again(store: ImageStore, tmp_path: Path) -> None:
+    image = await build_image(TINY, store)
     other = ImageStore(tmp_path / "other")
     for folder in ("agents", "cache"):
         shutil.copytree(store.root / folder, other.root / folder, copy_function=os.link)
     assert (await build_image(TINY, other)).digest == image.digest
 
 
+@pytest.mark.long
 async def test_a_failing_command_is_named_with_its_output_and_nothing_is_left(store: ImageStore) -> None:
     recipe = Recipe(name="broken", commands=("true", "echo some output; echo to stderr >&2; exit 3", "echo never"))
     with pytest.raises(BuildFailed) as caught:

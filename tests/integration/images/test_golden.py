@@ -172,6 +172,7 @@ async def test_a_size_that_cannot_boot_is_refused_before_anything_starts(image: 
     assert driver.booted == []
 
 
+@pytest.mark.long
 async def test_the_agent_starts_over_an_empty_disk_and_says_so(image: Image, home: Path) -> None:
     empty = home / "empty.raw"
     with empty.open("wb") as file:
@@ -182,6 +183,7 @@ async def test_the_agent_starts_over_an_empty_disk_and_says_so(image: Image, hom
         assert await link.ping() > 0
 
 
+@pytest.mark.long
 async def test_commands_run_without_the_users_python_and_without_room(image: Image, home: Path) -> None:
     async with booted(image, home, image.root) as link:
         assert link.hello is not None

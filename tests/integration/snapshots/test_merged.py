@@ -25,6 +25,7 @@ TURN = (
 ASK = "sync; echo 3 > /proc/sys/vm/drop_caches; cat /root/first /root/new* | sha256sum; du -s /root | cut -f1"
 
 
+@pytest.mark.long
 async def test_a_guest_finds_its_files_on_merged_layers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "LAYERS_ASLEEP", 3)
     async with real_bench(home, pool_size=0) as bench:

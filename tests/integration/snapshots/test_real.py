@@ -220,6 +220,7 @@ BUSY = (
 )
 
 
+@pytest.mark.long
 async def test_frozen_layers_do_not_change_and_a_deep_chain_is_collapsed(node: Node) -> None:
     async with node.awake(None) as awake:
         pid = await keep(awake)
@@ -240,6 +241,7 @@ async def test_frozen_layers_do_not_change_and_a_deep_chain_is_collapsed(node: N
         await ask(awake, pid)
 
 
+@pytest.mark.long
 async def test_forks_run_side_by_side_on_shared_files(node: Node) -> None:
     async with node.awake(None) as awake:
         pid = await keep(awake)

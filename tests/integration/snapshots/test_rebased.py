@@ -74,6 +74,7 @@ async def test_it_wakes_forks_and_sleeps_on_its_own_base(home: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_crash_of_the_node_keeps_it_and_a_disk_boot_needs_it_not(home: Path) -> None:
     async with real_bench(home, rebase_mib=LIVE_MIB - 8, pool_size=0) as bench:
         workspace, _ = await bench.begin()
@@ -94,6 +95,7 @@ async def test_a_crash_of_the_node_keeps_it_and_a_disk_boot_needs_it_not(home: P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_wake_that_comes_during_a_rebase_does_not_wait_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with real_bench(home, rebase_mib=LIVE_MIB - 8, pool_size=0) as bench:
         workspace, _ = await bench.begin()

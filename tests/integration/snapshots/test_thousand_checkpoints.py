@@ -19,7 +19,7 @@ from tests.contract.node.real import RealWorld, real_bench, shell
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CHECKPOINTS = 1000 if os.environ.get("PERDURE_TEST_LONG") else 150
+CHECKPOINTS = 1000 if os.environ.get("PERDURE_TEST_LONG") else 40
 #: As the control plane keeps them by default.
 KEPT = 2
 LAYERS_MAX = 16

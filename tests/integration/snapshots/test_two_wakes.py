@@ -53,6 +53,7 @@ async def draw(bench: Bench, workspace: WorkspaceId, generation: int) -> tuple[s
     return own, [*fresh.split(), *kernels]
 
 
+@pytest.mark.long
 async def test_the_same_memory_draws_other_numbers_at_each_wake(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/drawing.py", DRAWING.encode())
