@@ -2,7 +2,7 @@
 # ARGS goes to the command behind the target:  make test ARGS="tests/unit -x"
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long torture torture-all check fix dev bench lock
+.PHONY: help setup demo test test-long test-images torture torture-all check fix dev bench lock
 
 BIN := .venv/bin
 # Where it is set, each of the programs that tests start, hundreds of them, would compile all that it imports.
@@ -27,7 +27,12 @@ test:  ## set up and pass every test
 
 test-long: ## the long form of the proofs that 'make test' has in short
 	@tools/setup.sh system qemu10 venv image
-	@PERDURE_TEST_LONG=1 $(PYTEST) -m "long or slow" $(ARGS)
+	@PERDURE_TEST_LONG=1 $(PYTEST) -m "(long or slow) and not images" $(ARGS)
+
+# One after the other: each has a machine or two that want all of the host.
+test-images: ## build the images besides base, and prove them
+	@tools/setup.sh system qemu10 venv image
+	@$(BIN)/python -m pytest -n 0 -v --durations 0 --durations-min 15 -m images tests/images $(ARGS)
 
 torture:  ## faults, recoveries and all invariants, over small machines; ARGS="--seed 7 --rounds 50"
 	@tools/setup.sh system venv

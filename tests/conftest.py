@@ -19,7 +19,7 @@ import pytest
 from perdure.core.config import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e")
+SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e", "images")
 #: Of the last suite, the files that take a minute or more. They come first in it: files are dealt out whole, and one that is
 #: begun last keeps a single process busy while the others have nothing left.
 LONGEST = (

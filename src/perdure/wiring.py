@@ -413,6 +413,9 @@ class _ApiImages:
     async def find(self, _ctx: Context) -> list[public.ImageInfo]:
         return await self._images.all()
 
+    async def recipes(self, _ctx: Context) -> list[public.RecipeInfo]:
+        return await self._images.recipes()
+
     async def get(self, _ctx: Context, ref: str) -> public.ImageInfo:
         return await self._images.get(ref)
 

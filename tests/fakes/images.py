@@ -25,6 +25,9 @@ IMAGE = public.ImageInfo(
 )
 
 
+RECIPES = (("base", 512, 8), ("node", 1024, 8))
+
+
 class FakeImages:
     """One image, ``base``. A recipe that contains ``broken`` fails; one with ``endless`` builds until it is cancelled."""
 
@@ -35,6 +38,12 @@ class FakeImages:
 
     async def find(self, ctx: Context) -> list[public.ImageInfo]:
         return list(self.images.values())
+
+    async def recipes(self, ctx: Context) -> list[public.RecipeInfo]:
+        return [
+            public.RecipeInfo(name=name, memory_mib=memory, vcpus=1, disk_gib=disk, built=name in self.images)
+            for name, memory, disk in RECIPES
+        ]
 
     async def get(self, ctx: Context, ref: str) -> public.ImageInfo:
         if ref not in self.images:

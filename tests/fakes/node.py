@@ -423,6 +423,7 @@ class FakeImage:
     name: str = "base"
     default_size: MachineSize = field(default_factory=lambda: MachineSize(512, 1))
     disk_gib: int = 8
+    min_memory_mib: int = 0
     environment: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
     egress_allow: tuple[str, ...] = ()
 
@@ -432,6 +433,7 @@ class FakeImages:
 
     def __init__(self) -> None:
         self.images = [FakeImage(), replace(FakeImage(), digest="cd" * 32, name="other", disk_gib=4)]
+        self.images.append(replace(FakeImage(), digest="ef" * 32, name="large", min_memory_mib=1024))
 
     async def find(self, ref: str) -> FakeImage:
         for image in self.images:

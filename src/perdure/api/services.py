@@ -29,6 +29,10 @@ class Images(Protocol):
 
     async def find(self, ctx: Context) -> list[public.ImageInfo]: ...
 
+    async def recipes(self, ctx: Context) -> list[public.RecipeInfo]:
+        """What can be built by its name alone."""
+        ...
+
     async def get(self, ctx: Context, ref: str) -> public.ImageInfo:
         """Raises NotFound with the names that exist."""
         ...

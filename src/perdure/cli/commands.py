@@ -173,7 +173,7 @@ IMAGE = (
         "images:build",
         "Build an image. With --json: one line per step, the last one with the image.",
     ),
-    Entry("ls", "images:ls", "List images."),
+    Entry("ls", "images:ls", "List images, and the recipes that are not built yet."),
     Entry("rm", "images:rm", "Remove an image that no workspace uses."),
     Entry(
         "prune",

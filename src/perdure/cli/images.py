@@ -157,15 +157,16 @@ class _Bars:
 
 
 def ls(ctx: typer.Context, json: JsonFlag = False) -> None:
-    """List images."""
+    """List images, and the recipes that are not built yet."""
     as_json = wants_json(ctx, json)
     with Client() as client:
-        found = client.images()
+        listed = client.fetch(_core.get("/v1/images"), public.ImageList)
+    found, missing = listed.images, [recipe for recipe in listed.recipes if not recipe.built]
     if as_json:
-        dump({"images": found})
+        dump(listed)
         return
     if not found:
-        say("No images. Build one with 'perdure image build'.")
+        say(f"No images. Build one with 'perdure image build NAME': {', '.join(recipe.name for recipe in missing)}.")
         return
     rows = [
         (
@@ -178,7 +179,13 @@ def ls(ctx: typer.Context, json: JsonFlag = False) -> None:
         )
         for one in found
     ]
+    rows += [
+        (f"[dim]{markup(one.name)}[/]", "[dim]not built[/]", f"{one.memory_mib} MiB", f"{one.disk_gib} GiB", "", "")
+        for one in missing
+    ]
     table(("NAME", "DIGEST", "MEMORY", "DISK", "STORED", "BUILT"), rows, right=("MEMORY", "DISK", "STORED"))
+    if missing:
+        note(f"[dim]'perdure image build {markup(missing[0].name)}' builds what is not built yet.[/]")
     if any(not one.current for one in found):
         note("[dim]Old ones serve the workspaces made of them; 'perdure image prune' removes those that none needs.[/]")
 

@@ -135,6 +135,7 @@ def _assemble(parts: _Parts, store: ImageStore, scratch: Path) -> Image:
         agent_release=release.digest,
         recipe_digest=recipe.digest,
         root_digest=parts.root.digest,
+        min_memory_mib=recipe.min_memory_mib,
         environment=recipe.environment,
         egress_allow=recipe.egress_allow,
         warm_up=recipe.warm_up,

@@ -54,7 +54,7 @@ class GoldenSpec:
     run_root: Path  # the machine's run directory is made below it
     progress: ProgressSink = silent
     hello_deadline_s: float = 240.0
-    warm_up_deadline_s: float = 240.0
+    warm_up_deadline_s: float = 600.0  # a browser's first start, emulated, on a host that does other things too
 
 
 async def golden_parts(spec: GoldenSpec) -> dict[str, str]:

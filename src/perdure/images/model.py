@@ -45,6 +45,7 @@ class Image:
     agent_release: str  # digest of agent disk, kernel and initrd together
     recipe_digest: str
     root_digest: str  # the recipe's part in the root disk, and every package with its hash
+    min_memory_mib: int = 0  # what its recipe says that a workspace needs
     boot_directory: Path | None = None  # where kernel, initrd and agent disk are, when they are not its own (see ``modern``)
 
     @property

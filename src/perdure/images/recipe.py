@@ -7,6 +7,7 @@ A recipe, complete::
     commands = ["useradd -m agent"]             # /bin/sh lines run as root in the new system, in this order
     environment = { LANG = "C.UTF-8" }          # of every command in a workspace
     memory_mib = 512
+    min_memory_mib = 256                        # with less a workspace is refused; default: what the guest itself needs
     vcpus = 1
     disk_gib = 8
     egress_allow = ["packages.example.org:443"] # HOST:PORT that every workspace of this image may reach
@@ -84,6 +85,7 @@ class Recipe:
     commands: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_mib: int = 512
+    min_memory_mib: int = MIN_MEMORY_MIB
     vcpus: int = 1
     disk_gib: int = 8
     egress_allow: tuple[str, ...] = ()
@@ -109,13 +111,16 @@ class Recipe:
         return {"layout": ROOT_LAYOUT, **decides}
 
     def _other_part(self) -> dict[str, Any]:
-        return {
+        part = {
             "environment": dict(self.environment),
             "memory": self.memory_mib,
             "vcpus": self.vcpus,
             "egress": list(self.egress_allow),
             "warm_up": list(self.warm_up),
         }
+        if self.min_memory_mib != MIN_MEMORY_MIB:  # a recipe without it keeps the digest that it had before there was this key
+            part["min_memory"] = self.min_memory_mib
+        return part
 
 
 def _digest(value: dict[str, Any]) -> str:
@@ -167,13 +172,15 @@ def parse_recipe(text: bytes, *, where: str, beside: Path | None, sources: Mappi
         raise InvalidRequest(f"{where} is not TOML: {error}.", hint="Correct that line.") from error
     reader = _Reader(where, table, _Sources(beside, sources or {}))
     base = reader.extended()
+    memory_mib = reader.number("memory_mib", base.memory_mib, MIN_MEMORY_MIB, MAX_MEMORY_MIB)
     recipe = Recipe(
         name=reader.name(),
         packages=reader.strings("packages", _PACKAGE, "a Debian package name"),
         files=(*reader.files(), *reader.program()),
         commands=reader.strings("commands", None, "a command"),
         environment=reader.environment(),
-        memory_mib=reader.number("memory_mib", base.memory_mib, MIN_MEMORY_MIB, MAX_MEMORY_MIB),
+        memory_mib=memory_mib,
+        min_memory_mib=reader.least(base.min_memory_mib, memory_mib),
         vcpus=reader.number("vcpus", base.vcpus, 1, MAX_VCPUS),
         disk_gib=reader.number("disk_gib", base.disk_gib, MIN_DISK_GIB, MAX_DISK_GIB),
         egress_allow=reader.strings("egress_allow", _EGRESS, "HOST:PORT"),
@@ -269,6 +276,15 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(f"{key} is {value!r}, not a whole number.", f"Choose {low} to {high}.")
         _bounded(key, value, low, high, "no machine can be made outside that range", f"{self._where}: ")
+        return value
+
+    def least(self, default: int, memory_mib: int) -> int:
+        """The least memory that a workspace may ask for: no more than it gets by itself."""
+        value = self.number("min_memory_mib", default, MIN_MEMORY_MIB, MAX_MEMORY_MIB)
+        if value > memory_mib:
+            raise self._wrong(
+                f"min_memory_mib is {value}, which is more than memory_mib, {memory_mib}.", "Set memory_mib to that or more."
+            )
         return value
 
     def environment(self) -> dict[str, str]:

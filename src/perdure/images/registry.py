@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from perdure.core import files
 from perdure.core.errors import CorruptData, NotFound
 from perdure.images.model import BESIDE, Golden, Image
+from perdure.images.recipe import shipped_recipes
 from perdure.wire.node import MachineSize
 
 FORMAT = 2
@@ -65,15 +66,19 @@ class ImageStore:
                 return self.load(found[0])
             if found:
                 raise NotFound(f"{reference} begins {len(found)} images' digests.", hint="Give more digits.")
+        raise self._missing(reference)
+
+    def _missing(self, reference: str) -> NotFound:
         names = ", ".join(sorted(self.names()))
-        if not names:
-            raise NotFound(
-                f"There is no image {reference!r} here; no image has been built.",
-                hint="Build it with 'perdure image build', which takes some minutes.",
+        shipped = shipped_recipes()
+        if reference in shipped:
+            return NotFound(
+                f"The image {reference!r} has not been built here" + (f"; there is: {names}." if names else "."),
+                hint=f"Build it with 'perdure image build {reference}', which takes some minutes.",
             )
-        raise NotFound(
-            f"There is no image {reference!r} here; there is: {names}.",
-            hint="Name one of these, or build it with 'perdure image build'.",
+        return NotFound(
+            f"There is no image {reference!r} here; " + (f"there is: {names}." if names else "no image has been built."),
+            hint=f"Name one of these, or build one with 'perdure image build RECIPE': a file, or one of {', '.join(shipped)}.",
         )
 
     def load(self, digest: str) -> Image:
@@ -306,6 +311,7 @@ def image_to_json(image: Image, checksums: Mapping[str, Mapping[str, Any]]) -> b
         "agent_release": image.agent_release,
         "recipe_digest": image.recipe_digest,
         "root_digest": image.root_digest,
+        "min_memory_mib": image.min_memory_mib,
         "environment": dict(image.environment),
         "egress_allow": list(image.egress_allow),
         "warm_up": list(image.warm_up),
@@ -327,6 +333,7 @@ def image_from_json(described: Mapping[str, Any], directory: Path) -> Image:
         default_size=MachineSize(size["memory_mib"], size["vcpus"]),
         egress_allow=tuple(described["egress_allow"]),
         warm_up=tuple(described["warm_up"]),
+        min_memory_mib=described.get("min_memory_mib", 0),  # images of earlier releases do not say
         **{key: described[key] for key in same},
     )
 

@@ -37,6 +37,14 @@ class ImageService:
         images = await asyncio.to_thread(self.store.all)
         return [await asyncio.to_thread(self._info, image) for image in images]
 
+    async def recipes(self) -> list[public.RecipeInfo]:
+        """The recipes that come with Perdure, and whether each is built."""
+        return await asyncio.to_thread(self._recipes)
+
+    def _recipes(self) -> list[public.RecipeInfo]:
+        built = self.store.names()
+        return [_recipe_info(load_recipe(name), is_built=name in built) for name in shipped_recipes()]
+
     async def get(self, ref: str) -> public.ImageInfo:
         return await asyncio.to_thread(self._info, await self.find_one(ref))
 
@@ -99,6 +107,7 @@ class ImageService:
             digest=image.digest,
             created_at=image.created_at,
             memory_mib=image.default_size.memory_mib,
+            min_memory_mib=image.min_memory_mib,
             vcpus=image.default_size.vcpus,
             disk_gib=image.disk_gib,
             kernel_version=image.kernel_version,
@@ -120,6 +129,11 @@ def as_event(progress: Progress) -> public.BuildEvent:
         done=float(progress.done) if progress.total else None,
         total=float(progress.total) if progress.total else None,
     )
+
+
+def _recipe_info(recipe: Recipe, *, is_built: bool) -> public.RecipeInfo:
+    size = {"memory_mib": recipe.memory_mib, "vcpus": recipe.vcpus, "disk_gib": recipe.disk_gib}
+    return public.RecipeInfo(name=recipe.name, built=is_built, **size)
 
 
 def _recipe(spec: public.BuildImage) -> Recipe:

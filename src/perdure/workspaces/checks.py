@@ -42,6 +42,11 @@ def check_new(new: NewWorkspace, image: ImageFacts) -> None:
     low, high = MEMORY_RANGE_MIB
     if not low <= new.memory_mib <= high:
         raise InvalidRequest(f"{new.memory_mib} MiB of memory are out of range.", hint=f"Ask for {low} to {high} MiB.")
+    if new.memory_mib < image.min_memory_mib:
+        raise InvalidRequest(
+            f"{new.memory_mib} MiB of memory are too little for the image {image.name!r}.",
+            hint=f"It needs {image.min_memory_mib} MiB, and gets {image.default_size.memory_mib} MiB when none are asked for.",
+        )
     if not 1 <= new.vcpus <= VCPU_LIMIT:
         raise InvalidRequest(f"{new.vcpus} vCPUs are out of range.", hint=f"Ask for 1 to {VCPU_LIMIT}.")
     check_disk(new.disk_gib)

@@ -124,7 +124,7 @@ def test_log_and_snapshots(perdure: Run) -> None:
 def test_empty_lists_say_what_to_do(perdure: Run, server: FakeServer) -> None:
     server.images.images.clear()
     assert perdure("ls").out == "No workspaces. Make one with 'perdure create NAME'.\n"
-    assert perdure("images ls").out == "No images. Build one with 'perdure image build'.\n"
+    assert perdure("images ls").out == "No images. Build one with 'perdure image build NAME': base, node.\n"
 
 
 # -------------------------------------------------------------------------------------------------------------------- json

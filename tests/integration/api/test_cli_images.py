@@ -16,7 +16,15 @@ __all__ = ["perdure"]
 def test_images(perdure: Run, tmp_path: Path) -> None:
     built = perdure("image build")
     assert (built.out, built.err) == ("base abababababab is ready\n", "packages\n")
-    assert perdure("image ls").out.startswith("NAME  DIGEST         MEMORY   DISK  STORED  BUILT\nbase  abababababab  512 MiB")
+    listed = perdure("image ls")
+    header, base, node = listed.out.splitlines()
+    assert header.split() == ["NAME", "DIGEST", "MEMORY", "DISK", "STORED", "BUILT"]
+    assert base.startswith("base  abababababab")
+    assert node.split() == ["node", "not", "built", "1024", "MiB", "8", "GiB"]
+    assert listed.err == "'perdure image build node' builds what is not built yet.\n"
+    documents = perdure("image ls --json").json
+    assert [one["name"] for one in documents["images"]] == ["base"]
+    assert {one["name"]: one["built"] for one in documents["recipes"]} == {"base": True, "node": False}
     lines = [json.loads(line) for line in perdure("image build --if-missing --json").out.splitlines()]
     assert [line["type"] for line in lines] == ["step", "log", "done"]
     recipe = tmp_path / "recipe.toml"

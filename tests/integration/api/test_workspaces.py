@@ -149,6 +149,7 @@ def test_two_clients_at_once(server: FakeServer) -> None:
 
 def test_images_and_builds(client: Client, server: FakeServer) -> None:
     assert [one.name for one in client.images()] == ["base"]
+    assert [(one.name, one.built) for one in client.recipes()] == [("base", True), ("node", False)]
     assert client.image("base").memory_mib == 512
     assert [event.type for event in client.build_image()] == ["step", "log", "done"]
     with pytest.raises(BuildFailed, match="'make' failed with exit code 2"):

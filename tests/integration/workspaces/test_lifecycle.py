@@ -331,6 +331,7 @@ async def test_another_tenants_workspace_does_not_exist(plane: ControlPlane) -> 
         ({"name": "demo@lost"}, "is not a workspace name"),
         ({"image": "nope"}, "There is no image 'nope'"),
         ({"memory_mib": 1}, "1 MiB of memory"),
+        ({"image": "large", "memory_mib": 512}, "512 MiB of memory are too little for the image 'large'"),
         ({"vcpus": 0}, "0 vCPUs"),
         ({"disk_gib": 2}, "smaller than that of image"),
         ({"disk_gib": 10**6}, "out of range"),

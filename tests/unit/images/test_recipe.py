@@ -92,6 +92,33 @@ def test_the_recipe_dev_is_base_with_a_compiler() -> None:
     assert set(base.packages) < set(recipe.packages)
 
 
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_is_an_image_of_its_name_on_base(name: str) -> None:
+    recipe, base = load_recipe(name), load_recipe("base")
+    assert recipe.name == name
+    assert set(base.packages) <= set(recipe.packages)
+    assert {file.path for file in base.files} <= {file.path for file in recipe.files}
+    assert recipe.min_memory_mib <= recipe.memory_mib
+    assert recipe.egress_allow == (), "a workspace reaches nothing that nobody named"
+
+
+def test_the_least_memory_is_taken_over_and_says_what_it_contradicts() -> None:
+    assert parse('name = "x"').min_memory_mib == 128
+    assert parse('name = "x"\nmin_memory_mib = 512').min_memory_mib == 512
+    browser = load_recipe("browser")
+    assert parse('name = "x"\nextends = "browser"').min_memory_mib == browser.min_memory_mib > 512
+    with pytest.raises(InvalidRequest, match=f"min_memory_mib is {browser.min_memory_mib}, which is more than memory_mib, 512"):
+        parse('name = "x"\nextends = "browser"\nmemory_mib = 512')
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_the_scripts_of_shipped_recipes_are_shell(name: str, tmp_path: Path) -> None:
+    for file in load_recipe(name).files:
+        if file.content.startswith(b"#!/bin/sh\n"):
+            checked = subprocess.run(["sh", "-n"], input=file.content, capture_output=True, check=False)
+            assert (checked.returncode, checked.stderr) == (0, b""), file.path
+
+
 @pytest.mark.parametrize(
     ("command", "does"),
     [
@@ -154,6 +181,9 @@ def test_extending_and_sources_complain_clearly(text: str, says: str, tmp_path: 
         ('name = "x"\nmemory_mib = 64', "memory_mib is 64, but must be between 128"),
         ('name = "x"\nmemory_mib = "512"', "memory_mib is '512', not a whole number"),
         ('name = "x"\nmemory_mib = true', "memory_mib is True"),
+        ('name = "x"\nmin_memory_mib = 64', "min_memory_mib is 64, but must be between 128"),
+        ('name = "x"\nmin_memory_mib = "1G"', "min_memory_mib is '1G', not a whole number"),
+        ('name = "x"\nmin_memory_mib = 1024', "min_memory_mib is 1024, which is more than memory_mib, 512"),
         ('name = "x"\nvcpus = 0', "vcpus is 0"),
         ('name = "x"\ndisk_gib = 0', "disk_gib is 0"),
         ('name = "x"\negress_allow = ["packages.example.org"]', "'packages.example.org' in egress_allow is not HOST:PORT"),
@@ -215,6 +245,7 @@ def test_comments_name_and_package_order_do_not_change_the_digest() -> None:
         ("disk_gib = 9", True),
         ('[files."/m"]\ncontent = "x"', True),
         ("memory_mib = 513", False),
+        ("min_memory_mib = 200", False),
         ("vcpus = 2", False),
         ('warm_up = ["true"]', False),
         ('environment = { A = "1" }', False),

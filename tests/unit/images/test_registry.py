@@ -11,7 +11,7 @@ import pytest
 
 from perdure.core.errors import CorruptData, NotFound
 from perdure.images.model import Golden, Image
-from perdure.images.registry import ImageStore, golden_to_json, image_to_json, load_golden
+from perdure.images.registry import ImageStore, described_files, golden_to_json, image_from_json, image_to_json, load_golden
 from perdure.images.sparse import file_facts
 from perdure.wire.node import MachineSize
 
@@ -74,13 +74,30 @@ def test_an_image_comes_back_as_it_was_put(store: ImageStore) -> None:
 
 
 def test_an_unknown_image_lists_those_that_are_there(store: ImageStore) -> None:
-    with pytest.raises(NotFound, match="no image 'base' here; no image has been built") as caught:
-        store.resolve("base")
-    assert caught.value.hint.startswith("Build it with 'perdure image build'")
+    with pytest.raises(NotFound, match="no image 'bose' here; no image has been built") as caught:
+        store.resolve("bose")
+    assert caught.value.hint.startswith("Name one of these, or build one with 'perdure image build RECIPE'")
     put(store)
     put(store, OTHER, "dev")
     with pytest.raises(NotFound, match="no image 'bose' here; there is: base, dev"):
         store.resolve("bose")
+
+
+def test_a_shipped_image_that_is_not_built_says_the_command(store: ImageStore) -> None:
+    for there, also in ((None, r"\."), ("base", "; there is: base.")):
+        if there:
+            put(store, name=there)
+        with pytest.raises(NotFound, match=f"^The image 'node' has not been built here{also}") as caught:
+            store.resolve("node")
+        assert caught.value.hint == "Build it with 'perdure image build node', which takes some minutes."
+
+
+def test_an_image_of_an_earlier_release_says_nothing_of_the_least_memory(store: ImageStore) -> None:
+    image = put(store)
+    described = described_files(image.directory / "image.json")
+    assert image_from_json(described | {"min_memory_mib": 1024}, image.directory).min_memory_mib == 1024
+    del described["min_memory_mib"]
+    assert image_from_json(described, image.directory) == image
 
 
 @pytest.mark.parametrize("reference", ["../names/base", "", ".", "..", "/etc/passwd", "AB" * 32])

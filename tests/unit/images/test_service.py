@@ -9,6 +9,7 @@ import pytest
 from perdure.core.errors import NotFound
 from perdure.images.model import Image
 from perdure.images.progress import ProgressSink
+from perdure.images.recipe import shipped_recipes
 from perdure.images.registry import ImageStore
 from perdure.images.service import ImageService
 from perdure.wire import public
@@ -41,7 +42,16 @@ def test_prune_removes_what_neither_a_name_nor_a_workspace_needs(store: ImageSto
     assert asyncio.run(images.prune()).removed == []
 
 
+def test_shipped_recipes_are_told_with_their_sizes_and_whether_they_are_built(store: ImageStore) -> None:
+    put(store, name="node")
+    found = {recipe.name: recipe for recipe in asyncio.run(service(store).recipes())}
+    assert tuple(found) == shipped_recipes()
+    assert [name for name, recipe in found.items() if recipe.built] == ["node"]
+    assert (found["base"].memory_mib, found["base"].vcpus, found["base"].disk_gib) == (512, 1, 8)
+    assert asyncio.run(service(store).get("node")).min_memory_mib == 0
+
+
 @pytest.mark.parametrize("name", ["nope", "/etc/passwd", "../base", "base.toml"])
 def test_only_shipped_recipes_have_names(store: ImageStore, name: str) -> None:
-    with pytest.raises(NotFound, match=r"There is no recipe named .*; Perdure ships base, dev\."):
+    with pytest.raises(NotFound, match=rf"There is no recipe named .*; Perdure ships {', '.join(shipped_recipes())}\."):
         asyncio.run(service(store).build_to(public.BuildImage(shipped=name), lambda _progress: None))

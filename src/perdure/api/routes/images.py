@@ -17,7 +17,9 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndj
 
 @router.get("")
 async def list_images(call: Call) -> public.ImageList:
-    return public.ImageList(images=await call.services.images.find(call.ctx))
+    """All images, and the recipes that come with the server."""
+    images = call.services.images
+    return public.ImageList(images=await images.find(call.ctx), recipes=await images.recipes(call.ctx))
 
 
 @router.post("", response_class=EventStream, status_code=200, responses=_STREAM)

@@ -231,6 +231,14 @@ class AsyncClient:
         """
         return (await self.fetch(_core.get("/v1/images"), public.ImageList)).images
 
+    async def recipes(self) -> list[public.RecipeInfo]:
+        """The recipes that come with the server: what ``build_image(shipped=…)`` can build.
+
+        >>> [recipe.name for recipe in await client.recipes() if not recipe.built]
+        ['node']
+        """
+        return (await self.fetch(_core.get("/v1/images"), public.ImageList)).recipes
+
     async def image(self, ref: str) -> public.ImageInfo:
         """One image, by name or digest. Raises NotFound.
 

@@ -233,6 +233,14 @@ class Client:
         """
         return (self.fetch(_core.get("/v1/images"), public.ImageList)).images
 
+    def recipes(self) -> list[public.RecipeInfo]:
+        """The recipes that come with the server: what ``build_image(shipped=…)`` can build.
+
+        >>> [recipe.name for recipe in client.recipes() if not recipe.built]
+        ['node']
+        """
+        return (self.fetch(_core.get("/v1/images"), public.ImageList)).recipes
+
     def image(self, ref: str) -> public.ImageInfo:
         """One image, by name or digest. Raises NotFound.
 

@@ -71,6 +71,7 @@ from perdure.wire.public.images import (
     ImageInfo,
     ImageList,
     PrunedImages,
+    RecipeInfo,
 )
 from perdure.wire.public.integrity import (
     DamageInfo,
@@ -240,6 +241,7 @@ __all__ = [
     "QuotaInfo",
     "QuotaLimits",
     "QuotaUse",
+    "RecipeInfo",
     "RecoverWorkspace",
     "RecoveredInfo",
     "ReportAnswer",

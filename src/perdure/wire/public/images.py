@@ -16,6 +16,7 @@ class ImageInfo(Answer):
     digest: str
     created_at: datetime
     memory_mib: int
+    min_memory_mib: int = Field(default=0, description="A workspace that asks for less is refused.")
     vcpus: int
     disk_gib: int
     kernel_version: str
@@ -27,8 +28,19 @@ class ImageInfo(Answer):
     current: bool = Field(default=True, description="Whether a name points to it. Others are kept for workspaces made of them.")
 
 
+class RecipeInfo(Answer):
+    """A recipe that comes with the server. ``built``: there is an image of that name."""
+
+    name: str
+    memory_mib: int
+    vcpus: int
+    disk_gib: int
+    built: bool
+
+
 class ImageList(Answer):
     images: list[ImageInfo]
+    recipes: list[RecipeInfo] = Field(default_factory=list, description="What can be built by its name alone.")
 
 
 class PrunedImages(Answer):
