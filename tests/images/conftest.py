@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import COMMAND, Live, serving
+from tests.images.shelf import Shelf, serving_shelf
 
 HERE = Path(__file__).parent
 BUILD_DEADLINE_S = 2400
@@ -45,6 +46,13 @@ def built(pytestconfig: pytest.Config, images_dir: Path) -> Callable[[str], str]
         return name
 
     return build
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    """A host outside with repositories and packages; nothing is on it yet."""
+    with serving_shelf(tmp_path_factory.mktemp("shelf")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A host on 127.0.0.2 that has what a checkout needs: git repositories, and a small registry of npm packages.
+"""A host on 127.0.0.2 that has what a checkout needs: git repositories, a small registry of npm packages, an index of wheels.
 
 Workspaces reach it through the egress gateway, where the operator opens the address (``PERDURE_EGRESS_PRIVATE_ALLOW``).
 """
@@ -13,6 +13,7 @@ import json
 import subprocess
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,6 +82,24 @@ class Shelf:
             "versions": {package.version: {**package.manifest, "dist": dist}},
         }
         (self.directory / f"{package.name}.document").write_text(json.dumps(document))
+
+    def put_wheel(self, name: str, version: str, text: str) -> str:
+        """Publish a pure Python wheel (PEP 427) of one module, on its page of a simple index (PEP 503); returns its SHA-256."""
+        info, page = f"{name}-{version}.dist-info", self.directory / "simple" / name
+        members = {
+            f"{name}.py": text,
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        members[f"{info}/RECORD"] = "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"])
+        page.mkdir(parents=True)
+        wheel = page / f"{name}-{version}-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for member, content in members.items():
+                archive.writestr(member, content)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        (page / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
+        return digest
 
     def lock(self, name: str, packages: Mapping[str, Package]) -> str:
         """The text of a package-lock.json (version 3) of a project that depends on the first of these packages."""

@@ -16,7 +16,7 @@ import pytest
 from perdure.sdk import CommandHandle, Workspace
 from tests.e2e.live import DEADLINE_S, Live, serving, shell, until
 from tests.images.hosts import Visitor, lose_host
-from tests.images.shelf import Package, Shelf, serving_shelf
+from tests.images.shelf import Package, Shelf
 
 PORT = 3000
 PACKAGES = {
@@ -57,14 +57,6 @@ MANIFEST = """{
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
-    with serving_shelf(tmp_path_factory.mktemp("shelf")) as made:
-        for package in PACKAGES.values():
-            made.put(package)
-        yield made
-
-
-@pytest.fixture(scope="module")
 def live(base_image: Path, shelf: Shelf) -> Iterator[Live]:
     with serving(PERDURE_CHECKPOINT_INTERVAL_S="0", PERDURE_EGRESS_PRIVATE_ALLOW=shelf.address) as running:
         yield running
@@ -95,6 +87,8 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(live: Live, shelf: Shelf, built: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Project:
+    for package in PACKAGES.values():
+        shelf.put(package)
     files = {
         "package.json": MANIFEST,
         "package-lock.json": shelf.lock("site", PACKAGES),
