@@ -2,7 +2,8 @@
 
 Commands: ``true``, ``false``, ``exit N``, ``echo …``, ``warn …`` (stderr), ``env NAME``, ``pwd``, ``whoami``, ``cat`` (stdin to
 stdout), ``bytes HEX``, ``spew N`` (N bytes), ``size`` (of its terminal), ``hang`` and ``sleep`` (until they are ended). A shell
-string is split into words; several commands are joined by ``;``. On a terminal without a command there is a ``FakeShell``.
+string is split into words; several commands are joined by ``;``. On a terminal without a command there is a ``FakeShell``, and
+``python3`` is a ``FakePython``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from perdure.wire.node import (
 from tests.fakes.memory_files import MOMENT, Disk, MemoryFiles, Node
 from tests.fakes.memory_terminal import FakeShell
 from tests.fakes.program import FakeProgram
+from tests.fakes.python import FakePython
 
 
 class Command:
@@ -153,6 +155,7 @@ class World(Disk):
         self.programs: dict[int, Callable[[], node.ByteStream]] = {}  # what answers a connection to a port, in this process
         self.environment: dict[str, str] = {}
         self.program = FakeProgram()
+        self.python = FakePython()
 
     def end(self) -> None:
         """Its machine is gone for good."""
@@ -250,6 +253,8 @@ class MemoryGuest(MemoryFiles):
         elif name == "cat":
             while command.has_stdin and (data := await command.stdin.get()) is not None:
                 command.put("stdout", data)
+        elif name == "python3":
+            return await self.world.python.run(command, args)
         elif name in {"hang", "sleep"}:
             await asyncio.Event().wait()
         else:

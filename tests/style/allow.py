@@ -9,11 +9,14 @@ from __future__ import annotations
 ALLOW: dict[str, dict[str, str]] = {
     "environment": {
         "src/perdure/core/config.py": "the one reader of the environment",
+        "src/perdure/api/kernels/inside/kernel.py": "runs in a workspace: the environment of a user's own Python",
     },
     "process": {
         "src/perdure/cli/daemon.py": "up --detach starts the server in a process of its own",
         "src/perdure/core/programs.py": "starts a short program: an image build's tools, PostgreSQL's own (ADR 4)",
         "src/perdure/machines/process.py": "starts a VMM: the one place, since it must happen on the main thread",
+        "src/perdure/api/kernels/inside/kernel.py": "runs in a workspace: a kernel is its keeper's child",
+        "src/perdure/api/kernels/inside/keeper.py": "runs in a workspace: it outlives the command that starts it",
         "src/perdure/guest/control.py": "grows the user's file system with the agent disk's own resize2fs",
         "src/perdure/guest/launch.py": "the last step of a user's command: exec in its own process",
         "src/perdure/guest/forker.py": "forks users' commands, which the agent cannot because it has threads",

@@ -28,6 +28,7 @@ from perdure.api.routes import (
     metrics,
     ports,
     programs,
+    python,
     quotas,
     server,
     tenants,
@@ -63,7 +64,7 @@ def create_app(services: Services) -> FastAPI:
 def _routes() -> tuple[BaseRoute, ...]:
     """All that can be asked. Made once in a process: working out what each takes and gives costs most of a second, and what came
     of that is kept in these. They know an application by the request only."""
-    inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations)
+    inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations, python)
     records = (backups, tenants, keys, usage, quotas, audit, events)
     v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
     for module in (server, images, workspaces, lineage, integrity, *inside, *records):

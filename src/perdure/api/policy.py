@@ -119,6 +119,10 @@ NEEDS: Mapping[str, Need] = {
     "stop_program": OPERATE,
     "restart_program": OPERATE,
     "program_logs": INVOKE,
+    "run_python": INVOKE,
+    "follow_python": INVOKE,
+    "interrupt_python": INVOKE,
+    "restart_python": INVOKE,
     "invoke": INVOKE,
     "invoke_socket": INVOKE,
 }

@@ -82,6 +82,11 @@ COMMANDS = (
         "Run a command in a workspace; ends with the command's exit code, or 125 if Perdure failed.",
     ),
     Entry(
+        "python",
+        "python:run",
+        "Run Python in a workspace, in a kernel whose variables stay. Ends with 1 if the code failed, or 125 if Perdure failed.",
+    ),
+    Entry(
         "completion",
         "completion:completion",
         "Print a script that completes commands, options and names of workspaces in a shell. Its first line says where it goes.",

@@ -34,6 +34,10 @@
     │   ├── ProgramMissing    there is none
     │   ├── ProgramFailing    it ended, and nobody can expect it to be there soon
     │   └── ProgramSilent     it runs and does not answer its /ping
+    ├── PythonFailed          a workspace's Python did not do what was asked of it
+    │   ├── PythonMissing     it has none, or none with ipykernel
+    │   ├── KernelDied        the kernel ended while a cell ran; the next one gets a new kernel
+    │   └── CellStuck         a cell that had its time was interrupted and goes on
     └── CorruptData           a checksum did not hold; names the file
         └── CorruptSnapshot
 
@@ -300,6 +304,38 @@ class ProgramFailing(ProgramNotReady):
 class ProgramSilent(ProgramNotReady):
     code = "program_silent"
     status = 504
+
+
+class PythonFailed(PerdureError):
+    """``details``: ``log``, the last lines of what Python wrote, where it wrote something."""
+
+    code = "python_failed"
+    status = 502
+    default_hint = "Start the kernel anew (perdure python NAME --restart), or look at 'perdure exec NAME -- python3 --version'."
+
+
+class PythonMissing(PythonFailed):
+    code = "python_missing"
+    status = 409
+    default_hint = (
+        "Make the workspace from the image python-data (perdure image build python-data, perdure create --image python-data), "
+        "or install ipykernel in this one."
+    )
+
+
+class KernelDied(PythonFailed):
+    """``details``: ``reason`` is out-of-memory or ended."""
+
+    code = "kernel_died"
+    ambiguous = True
+    default_hint = "The next cell gets a new kernel, without the variables of this one."
+
+
+class CellStuck(PythonFailed):
+    code = "cell_stuck"
+    status = 504
+    ambiguous = True
+    default_hint = "Start the kernel anew, which loses its variables: perdure python NAME --restart."
 
 
 class CorruptData(PerdureError):

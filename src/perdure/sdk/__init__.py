@@ -7,13 +7,16 @@ from perdure.sdk._async.client import AsyncClient
 from perdure.sdk._async.commands import AsyncCommandHandle
 from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
 from perdure.sdk._async.pty import AsyncPty
+from perdure.sdk._async.python import AsyncPython
 from perdure.sdk._async.workspace import AsyncWorkspace
 from perdure.sdk._core import CommandResult, Output
 from perdure.sdk._invoke import InvokeEvent, InvokeResult
+from perdure.sdk._python import PythonError, PythonOutput, PythonResult
 from perdure.sdk._sync.client import Client
 from perdure.sdk._sync.commands import CommandHandle
 from perdure.sdk._sync.programs import Invocation, Program
 from perdure.sdk._sync.pty import Pty
+from perdure.sdk._sync.python import Python
 from perdure.sdk._sync.workspace import Workspace
 from perdure.sdk.errors import CallTimedOut, ConnectionLost, ServerUnreachable, SpecConflict, StillRunning, TransferMismatch
 from perdure.wire.public import FileInfo, ImageInfo, ResumeReport, SnapshotInfo, WorkspaceInfo
@@ -24,6 +27,7 @@ __all__ = [
     "AsyncInvocation",
     "AsyncProgram",
     "AsyncPty",
+    "AsyncPython",
     "AsyncWorkspace",
     "CallTimedOut",
     "Client",
@@ -39,6 +43,10 @@ __all__ = [
     "PerdureError",
     "Program",
     "Pty",
+    "Python",
+    "PythonError",
+    "PythonOutput",
+    "PythonResult",
     "ResumeReport",
     "ServerUnreachable",
     "SnapshotInfo",

@@ -51,6 +51,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "share_port": {"json": {"port": 80}},
     "set_program": {"json": {"argv": ["true"]}},
     "invoke": {"json": {}},
+    "run_python": {"json": {"code": "1"}},
+    "interrupt_python": {"json": {}},
+    "restart_python": {"json": {}},
 }
 UPLOAD = "upl_0123456789"
 #: Images are the node's: all tenants see the same, and only the operator changes them.

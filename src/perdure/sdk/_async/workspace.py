@@ -18,6 +18,7 @@ from perdure.sdk._async.history import AsyncHistory
 from perdure.sdk._async.ports import AsyncPorts
 from perdure.sdk._async.programs import AsyncInvocation, AsyncProgram
 from perdure.sdk._async.pty import AsyncPtys
+from perdure.sdk._async.python import AsyncPython
 from perdure.sdk._core import Call
 from perdure.sdk._invoke import InvokeOptions, InvokeResult, invocation
 from perdure.sdk._options import CreateOptions, ListFilters, check_same, create_fields, list_query
@@ -53,6 +54,7 @@ class AsyncWorkspace(AsyncHistory):
         self.ports = AsyncPorts(self)
         self.program = AsyncProgram(self)
         self.pty = AsyncPtys(self)
+        self.python = AsyncPython(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"

@@ -23,6 +23,7 @@ from perdure.sdk._sync.history import History
 from perdure.sdk._sync.ports import Ports
 from perdure.sdk._sync.programs import Invocation, Program
 from perdure.sdk._sync.pty import Ptys
+from perdure.sdk._sync.python import Python
 from perdure.sdk.errors import rebuild
 from perdure.wire import public
 
@@ -55,6 +56,7 @@ class Workspace(History):
         self.ports = Ports(self)
         self.program = Program(self)
         self.pty = Ptys(self)
+        self.python = Python(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.info.name} {self.info.state.value} generation {self.info.generation}>"

@@ -99,6 +99,17 @@ from perdure.wire.public.programs import (
     ProgramSpecInfo,
     SetProgram,
 )
+from perdure.wire.public.python import (
+    CODE_CHARS_MAX,
+    DEFAULT_CONTEXT,
+    Context,
+    PythonContext,
+    PythonEvent,
+    PythonEventType,
+    PythonInterrupted,
+    PythonKernel,
+    RunPython,
+)
 from perdure.wire.public.quotas import QuotaInfo, QuotaLimits, QuotaUse, SetQuota
 from perdure.wire.public.server import (
     CheckStatus,
@@ -153,7 +164,9 @@ from perdure.wire.public.workspaces import (
 __all__ = [
     "ANSWERED_BY_HEADER",
     "CLIENT_REQUEST_ID_HEADER",
+    "CODE_CHARS_MAX",
     "CUSTOM_PREFIX",
+    "DEFAULT_CONTEXT",
     "GENERATION_HEADER",
     "HEARTBEAT_S",
     "IDEMPOTENCY_HEADER",
@@ -183,6 +196,7 @@ __all__ = [
     "CheckpointWorkspace",
     "ConfigureWorkspace",
     "ConfinementInfo",
+    "Context",
     "CreateKey",
     "CreateTenant",
     "CreateWebhook",
@@ -238,6 +252,11 @@ __all__ = [
     "PtyInfo",
     "PtySize",
     "PushSnapshot",
+    "PythonContext",
+    "PythonEvent",
+    "PythonEventType",
+    "PythonInterrupted",
+    "PythonKernel",
     "QuotaInfo",
     "QuotaLimits",
     "QuotaUse",
@@ -249,6 +268,7 @@ __all__ = [
     "RestoredInfo",
     "ResumeReport",
     "RewindWorkspace",
+    "RunPython",
     "Seconds",
     "SetProgram",
     "SetQuota",
