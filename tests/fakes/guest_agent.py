@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from perdure import guest
@@ -93,10 +94,12 @@ class Port:
 
 
 class HostAgent:
-    """An agent process and its two ports. ``connect`` is what GuestLink wants."""
+    """An agent process and its two ports. ``connect`` is what GuestLink wants. ``shared`` are directories of this host that its
+    users see too."""
 
-    def __init__(self, skew_ns: int = 0) -> None:
+    def __init__(self, skew_ns: int = 0, shared: Sequence[str] = ()) -> None:
         self._skew_ns = skew_ns
+        self._shared = shared
         self._process: asyncio.subprocess.Process | None = None
         self.ports: dict[ChannelName, Port] = {}
         self._root = Path(tempfile.mkdtemp(prefix="perdure-agent-"))
@@ -110,7 +113,7 @@ class HostAgent:
         cgroup = "" if self._cgroup is None else str(self._cgroup / "user")
         if self._cgroup is not None:
             self._cgroup.mkdir()
-        arguments = [str(START), str(self._root), cgroup, *map(str, fds), str(self._skew_ns)]
+        arguments = [str(START), str(self._root), cgroup, *map(str, fds), str(self._skew_ns), *self._shared]
         self._process = await asyncio.create_subprocess_exec(sys.executable, "-I", str(SANDBOX), *arguments, pass_fds=fds)
         for end in ends:
             end.close()

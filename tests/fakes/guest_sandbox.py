@@ -1,8 +1,8 @@
 """A stand-in for a workspace's kernel and init: namespaces on this host in which the real agent runs.
 
-Run as root: ``guest_sandbox.py START_PY ROOT_DIR CGROUP CONTROL_FD DATA_FD SKEW_NS``. Makes new mount, UTS, network, IPC and
-PID namespaces, a user root of tmpfs with this host's programs bound read-only, and, as process 1, starts the agent and starts
-it again when it ends, as init does. Everything dies with this process.
+Run as root: ``guest_sandbox.py START_PY ROOT_DIR CGROUP CONTROL_FD DATA_FD SKEW_NS SHARED…``. Makes new mount, UTS, network, IPC
+and PID namespaces, a user root of tmpfs with this host's programs (and what is SHARED) bound read-only, and, as process 1,
+starts the agent and starts it again when it ends, as init does. Everything dies with this process.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH123, PTH211
@@ -41,7 +41,7 @@ def loopback_up():
         fcntl.ioctl(sock, 0x8914, struct.pack("16sh22x", b"lo", flags))
 
 
-def build_root(root):
+def build_root(root, shared):
     mount("tmpfs", root, "tmpfs", 0, "size=160m")
     for name in ("etc", "root", "home/agent", "tmp", "run", "proc", "dev", "var/tmp", "etc/ssh"):
         os.makedirs(f"{root}/{name}")
@@ -54,13 +54,17 @@ def build_root(root):
         elif os.path.isdir(f"/{name}"):
             os.mkdir(f"{root}/{name}")
             mount(f"/{name}", f"{root}/{name}", None, MS_BIND | MS_REC)
+    for path in shared:
+        if not os.path.isdir(f"{root}{path}"):
+            os.makedirs(f"{root}{path}")
+            mount(path, f"{root}{path}", None, MS_BIND | MS_REC)
     for name, text in (("passwd", PASSWD), ("group", GROUP), ("hostname", "golden\n"), ("hosts", "127.0.0.1\tlocalhost\n")):
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
 
 
 def main():
-    start, root, cgroup, control, data, skew = sys.argv[1:7]
+    start, root, cgroup, control, data, skew, *shared = sys.argv[1:]
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)
     if libc.unshare(CLONE) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
@@ -72,7 +76,7 @@ def main():
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     loopback_up()
-    build_root(root)
+    build_root(root, shared)
     mount("proc", "/proc", "proc")
     mount("tmpfs", "/run", "tmpfs")
     os.makedirs("/run/perdure")

@@ -12,6 +12,7 @@ from perdure.core.errors import AlreadyExists, Conflict, NotFound
 from perdure.core.ids import ExecId
 from perdure.wire import node
 from perdure.wire.node import ExecEnd
+from tests.fakes.memory_files import MOMENT
 
 
 class HostCommand:
@@ -101,6 +102,14 @@ class HostGuest:
         if exec_id not in self.commands:
             raise NotFound(f"There is no command {exec_id}.")
         return HostHandle(self.commands[exec_id], {"stdout": stdout_offset, "stderr": stderr_offset})
+
+    async def list_execs(self) -> tuple[node.ExecInfo, ...]:
+        return tuple(
+            node.ExecInfo(
+                one.spec.exec_id, one.process.pid, "", MOMENT, one.exited, len(one.output["stdout"]), len(one.output["stderr"])
+            )
+            for one in self.commands.values()
+        )
 
     async def kill_exec(self, exec_id: ExecId) -> None:
         self.commands[exec_id].process.send_signal(signal.SIGKILL)

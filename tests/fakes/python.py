@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from perdure.api.kernels.inside.cell import ABSENT, GO
+from perdure.api.kernels.inside.cell import ABSENT
 from perdure.api.kernels.inside.runs import line_of
 from perdure.api.kernels.talk import RUN_DIR
 
@@ -45,6 +45,7 @@ class FakePython:
         self.exists = self.has_ipykernel = True
         self.kernels: dict[str, FakeKernel] = {}
         self._ended: dict[str, tuple[int, str]] = {}
+        self._started = asyncio.Event()
 
     def kill(self, context: str = "default", detail: str = "It was killed by signal 9.") -> None:
         """End a kernel, whatever runs in it."""
@@ -66,10 +67,20 @@ class FakePython:
         context = path.removeprefix(f"{RUN_DIR}/").partition("/")[0]
         while (kernel := self.kernels.get(context)) is None:
             command.put("stdout", ABSENT)
-            if await stdin.line() != GO:
+            if not await self._wait(stdin):
                 return 0
         await self._serve(command, context, kernel, request)
         return 0
+
+    async def _wait(self, stdin: _Stdin) -> bool:
+        """Until something has been started; False: nothing will be."""
+        tasks = {asyncio.create_task(stdin.line()), asyncio.create_task(self._started.wait())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return any(task.result() for task in done)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         context = request["context"]
@@ -79,6 +90,8 @@ class FakePython:
         if is_new:
             number, ended = self._ended.get(context, (0, ""))
             self.kernels[context] = FakeKernel(number + 1, ended)
+            self._started.set()
+            self._started = asyncio.Event()
         kernel = self.kernels[context]
         return {"type": "ready", "kernel": kernel.number, "restarted": is_new and bool(kernel.news), "reason": kernel.news}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +107,9 @@ def identity(generation: int = 1, hostname: str = "box") -> Identity:
 
 
 @asynccontextmanager
-async def linked(connect: Any, kind: str, generation: int = 1) -> AsyncIterator[Place]:
+async def linked(
+    connect: Any, kind: str, generation: int = 1, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Place]:
     """A link that is awake at that generation."""
     place: Place
 
@@ -120,21 +122,21 @@ async def linked(connect: Any, kind: str, generation: int = 1) -> AsyncIterator[
     place = Place(link, kind)
     await link.open(DEADLINE_S * 3)
     try:
-        place.woken = await link.wake(WakeRequest(identity(generation), environment={"COLOUR": "green"}))
+        place.woken = await link.wake(WakeRequest(identity(generation), environment={"COLOUR": "green", **(environment or {})}))
         yield place
     finally:
         await link.close()
 
 
 @asynccontextmanager
-async def host_agent(**fields: Any) -> AsyncIterator[tuple[HostAgent, Place]]:
+async def host_agent(environment: Mapping[str, str] | None = None, **fields: Any) -> AsyncIterator[tuple[HostAgent, Place]]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
     agent = HostAgent(**fields)
     await agent.start()
     try:
-        async with linked(agent.connect, "agent") as place:
+        async with linked(agent.connect, "agent", environment=environment) as place:
             yield agent, place
     finally:
         await agent.stop()

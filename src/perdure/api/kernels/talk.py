@@ -9,13 +9,14 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
 
 from perdure.api.kernels import programs
+from perdure.core import metrics
 from perdure.core.errors import (
     AlreadyExists,
     CellStuck,
@@ -62,7 +63,9 @@ class Kernels:
         request: dict[str, Any] = {"op": "run", "code": cell.code, "timeout_s": cell.timeout_s}
         try:
             check_limit()
-            return await self._ask(exec_id, cell.context, request)
+            handle = await self._ask(exec_id, cell.context, request)
+            metrics.EXECS.add()
+            return handle
         except AlreadyExists:
             return await self.guest.attach_exec(exec_id)
         except QuotaExceeded:
@@ -80,7 +83,8 @@ class Kernels:
             async for line in lines:
                 event = reader.event(line)
                 if event is None:
-                    await self._start_for(handle, context)
+                    if await self._waits(handle.exec_id, reader.offset):
+                        await self._start_for(handle, context)
                     continue
                 yield event
                 if event.type == "done":
@@ -125,13 +129,19 @@ class Kernels:
             reason=_word(answer, "reason"),
         )
 
+    async def _waits(self, exec_id: ExecId, offset: int) -> bool:
+        """Whether it was the last thing that a cell said, that there is no kernel."""
+        found = [info for info in await self.guest.list_execs() if info.exec_id == exec_id]
+        return any(info.exited is None and info.stdout_bytes == offset for info in found)
+
     async def _start_for(self, handle: node.ExecHandle, context: str) -> None:
-        """Start what a cell waits for, and let it go on; or let it end."""
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(handle.close_stdin)
+        """Start what a cell waits for, and let it go on; or let it end. Who leaves meanwhile leaves it waiting: it will see."""
+        try:
             await self.start(context)
-            await handle.write_stdin(b"go\n")
-            stack.pop_all()
+        except PerdureError:
+            await handle.close_stdin()
+            raise
+        await handle.write_stdin(b"go\n")
 
     async def _told(self, context: str, what: str) -> dict[str, Any] | None:
         """A keeper's answer; None where there is none."""
@@ -237,8 +247,8 @@ def _ended(exited: node.ExecExited, reader: _Reader) -> PerdureError:
         return PythonFailed("The cell's command was killed, which interrupted the cell.", ambiguous=True)
     if exited.end is node.ExecEnd.LOST:
         return PythonFailed("The cell was lost with the machine it ran on; whether it ended is not known.", ambiguous=True)
-    if exited.signal == _SIGALRM and not reader.has_begun:
-        return Unavailable("The cell did not reach the workspace; it has not run.")
+    if exited.signal == _SIGALRM:
+        return Unavailable("The cell did not reach a kernel in time; it has not run.")
     detail = reader.stderr.decode("utf-8", "replace").strip()
     error = PythonFailed("The workspace's python3 cannot pass cells to a kernel.", ambiguous=reader.has_begun)
     if detail:

@@ -17,7 +17,7 @@ from perdure.api import exec_streams
 from perdure.api.deps import Bundle, Call, awake_headers
 from perdure.api.kernels.talk import Kernels
 from perdure.api.streams import EventSource, EventStream
-from perdure.core import ids, metrics
+from perdure.core import ids
 from perdure.core.clock import epoch_ms
 from perdure.core.ids import ExecId
 from perdure.wire import public
@@ -46,7 +46,6 @@ async def run_python(ref: str, body: public.RunPython, call: Call) -> EventStrea
         awake = await stack.enter_async_context(call.awake(ref))
         kernels = _kernels(awake, call)
         handle = await kernels.run(exec_id, body, check_limit)
-        metrics.EXECS.add()
         stack.push_async_callback(handle.close)
         return _stream(kernels.events(handle, body.context), exec_id, stack, awake, call)
 

@@ -59,6 +59,7 @@ async def test_contexts_are_kernels_of_their_own(pythons: Pythons) -> None:
 
 
 async def test_a_cell_that_had_its_time_is_interrupted_and_its_kernel_lives(pythons: Pythons) -> None:
+    """(peers: row 26)"""
     await pythons.run("import asyncio\nz = 7")
     said = await pythons.run("print('before')\nawait asyncio.sleep(1000)", timeout_s=0.3)
     assert said.done.status == "timeout" and said.stdout == "before\n"
@@ -113,6 +114,28 @@ async def test_who_comes_back_goes_on_where_he_was(pythons: Pythons) -> None:
     for place, event in enumerate(said.events[:-1]):
         again = await pythons.kernels.guest.attach_exec(handle.exec_id, event.offset)
         assert (await pythons.follow(again, offset=event.offset)).events == said.events[place + 1 :]
+
+
+async def test_whoever_leaves_while_a_kernel_starts_finds_his_cell_done(own: Pythons) -> None:
+    handle = await own.begin("print('done')")
+    said = own.kernels.events(handle, "default")
+    first = asyncio.ensure_future(anext(said))
+    while not (own.directory / "run/default/lock").exists():  # noqa: ASYNC110 - what starts the kernel tells nobody
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await said.aclose()
+    again = await own.follow(await own.kernels.guest.attach_exec(handle.exec_id))
+    assert again.stdout == "done\n" and again.started.kernel == 1
+
+
+async def test_who_reads_a_cell_later_starts_no_kernel_for_it(pythons: Pythons) -> None:
+    handle = await pythons.begin("1", context="later")
+    first = await pythons.follow(handle, "later")
+    await pythons.kernels.restart("later")
+    again = await pythons.follow(await pythons.kernels.guest.attach_exec(handle.exec_id), "later")
+    assert again.events == first.events
+    assert (await pythons.run("1", context="later")).started.kernel == 2
 
 
 async def test_a_kernel_that_is_started_anew_says_so_once(pythons: Pythons) -> None:
