@@ -132,8 +132,8 @@ def test_what_kills_a_kernel_is_told_and_the_next_one_says_that_it_is_new(data: 
 
 def test_a_boot_from_disk_is_told_by_the_next_cell(data: Workspace) -> None:
     said(data, "kept = 1")
-    data.commands.run("sync; poweroff")
-    until(lambda: data.refresh().state.value == "hibernated")
+    data.sleep()
+    data.recover("disk-boot")
     result = data.python.run("'kept' in globals()")
     assert (result.text, result.restarted, result.reason) == (
         "False",

@@ -7,7 +7,7 @@ import binascii
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.core.errors import PerdureError, Unavailable
+from perdure.core.errors import PerdureError, RateLimited, Unavailable
 from perdure.sdk import _core
 from perdure.sdk._core import RECONNECTS, Call, delay_s
 from perdure.sdk.errors import ConnectionLost, rebuild
@@ -172,6 +172,8 @@ class CellFollower:
         self._may_run |= self._seen or error.ambiguous
         again = self._may_run and error.code in {"unavailable", "server_unreachable", "busy"}
         self._breaks += 1
+        if isinstance(error, RateLimited) and self._breaks <= RECONNECTS:
+            return _core.welcome_s(error)
         if not (again or isinstance(error, ConnectionLost)) or self._breaks > RECONNECTS:
             if self._may_run and isinstance(error, Unavailable):
                 error.ambiguous, error.retryable = True, False  # whoever runs it once more runs another one
