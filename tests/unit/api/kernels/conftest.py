@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -107,13 +108,22 @@ async def host(**fields: Any) -> AsyncIterator[Pythons]:
     finally:
         await guest.close()
         for pid in keepers(directory):
-            os.kill(pid, signal.SIGKILL)  # its kernel goes with it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its kernel goes with it
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def keepers(directory: Path) -> list[int]:
-    """Processes that listen on a socket below a directory: by the lock that each keeper's starter left there."""
-    return [int(path.read_text()) for path in directory.glob("run/*/pid")]
+    """Keepers that live below a directory. A number that one has left there may be somebody else's by now."""
+    found = [int(path.read_text()) for path in directory.glob("run/*/pid")]
+    return [pid for pid in found if is_keeper(pid)]
+
+
+def is_keeper(pid: int) -> bool:
+    try:
+        return b"perdure python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

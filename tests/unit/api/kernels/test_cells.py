@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from perdure.core.errors import CellStuck, Conflict, InvalidRequest, KernelDied, PythonFailed, PythonMissing
 from perdure.wire import node
-from tests.unit.api.kernels.conftest import Pythons, Said, fake, host, new_id
+from tests.unit.api.kernels.conftest import Pythons, Said, fake, host, keepers, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -305,9 +305,7 @@ async def test_a_kernel_remembers_what_was_before_a_boot(own: Pythons) -> None:
     await own.run("x = 1")
     (state,) = own.directory.glob("state/*.json")
     state.write_text(state.read_text().replace(boot_id(), "00000000-an-earlier-boot"))
-    for path in own.directory.glob("run/*/pid"):
-        pid = int(path.read_text())
-        path.unlink()
+    for pid in keepers(own.directory):
         os.kill(pid, signal.SIGKILL)
     said = await own.run("'x' in globals()")
     assert (said.value, said.started.restarted, said.started.kernel) == ("False", True, 2)

@@ -32,8 +32,9 @@ NEEDED = ("zmq", "jupyter_client.session", "ipykernel.kernelapp")
 #: From the first interrupt of a cell that has had its time to the second; each wait is twice the one before, for under emulation
 #: the first one alone takes seconds to be told. When the third is due, its caller is told that it does not stop.
 PATIENCE_S = 10.0
-#: How long a kernel may take to end when it is asked to, and its last words to arrive after its end or its reply.
-STOP_S, LAST_WORDS_S = 5.0, 2.0
+#: How long a kernel that waits may take to end when it is asked to; what it had said before its end, to arrive; and, after its
+#: reply, each next piece of what the cell has said.
+STOP_S, LAST_WORDS_S, NEXT_WORD_S = 5.0, 2.0, 15.0
 
 
 class Keeper:
@@ -51,6 +52,7 @@ class Keeper:
         self._waiting: deque[Run] = deque()
         self._run: Run | None = None
         self._stopping: list[Client] = []
+        self._is_ending = False
         self._kill_at: float | None = None
         self._poller = zmq.Poller()
         self._in, self._out = zmq.POLLIN, zmq.POLLOUT
@@ -68,11 +70,11 @@ class Keeper:
                 self._serve(self._clients[fd], ready[fd])
             if self._listener.fileno() in ready:
                 self._accept()
-            self._on_time(time.monotonic())
-            self._begin()
             if self._kernel.pidfd in ready:
                 self._on_death()
                 return
+            self._on_time(time.monotonic())
+            self._begin()
             for client in tuple(self._clients.values()):
                 self._flush(client)
 
@@ -115,7 +117,8 @@ class Keeper:
                 run.on_output(message["msg_type"], message["content"])
             elif message["msg_type"] == "execute_reply":
                 run.reply, run.due, run.stuck_at = message["content"], None, None
-                run.done_by = time.monotonic() + LAST_WORDS_S
+            if run.reply is not None:
+                run.done_by = time.monotonic() + NEXT_WORD_S
             if run.reply is not None and run.is_idle:
                 self._end_run()
 
@@ -126,7 +129,7 @@ class Keeper:
 
     def _begin(self) -> None:
         """The next cell, if its turn has come."""
-        if self._run is not None or not self._waiting or self._stopping:
+        if self._run is not None or not self._waiting or self._is_ending:
             return
         run = self._run = self._waiting.popleft()
         started: dict[str, Any] = {"type": "started", "kernel": self._memory.number, "restarted": bool(self._news)}
@@ -143,7 +146,7 @@ class Keeper:
     def _on_death(self) -> None:
         """Tell everybody: who waits can wait for another one, and what ran is not known to have run."""
         detail, is_oom = self._kernel.end()
-        if self._stopping:
+        if self._is_ending:
             detail, is_oom = "It was restarted on request.", False
         deadline = time.monotonic() + LAST_WORDS_S
         while self._run is not None and self._poller.poll(100) and time.monotonic() < deadline:
@@ -219,8 +222,9 @@ class Keeper:
             client.finish({"type": "interrupted", "running": run is not None})
         elif request["op"] == "stop":
             self._stopping.append(client)
-            if self._kill_at is None:
-                self._kill_at = time.monotonic() + STOP_S
+            if not self._is_ending:
+                self._is_ending = True
+                self._kill_at = time.monotonic() + (0.0 if self._run is not None else STOP_S)
                 self._kernel.send(self._kernel.control, "shutdown_request", {"restart": False})
         else:
             raise ValueError(request["op"])

@@ -7,12 +7,13 @@ import re
 import socket
 from typing import Any
 
-#: What one cell may say: characters of text, and of all else.
+#: What one cell may say: characters of text, bytes of all else, characters of a traceback. A line of JSON holds one piece.
 TEXT_MAX, RICH_MAX, TRACEBACK_MAX = 8 << 20, 32 << 20, 64 << 10
+PIECE, NAME_MAX = 1 << 20, 200
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def line_of(event: dict[str, Any]) -> bytes:
+def line_of(event: Any) -> bytes:
     """What is half of a character in some text becomes a question mark."""
     return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
@@ -73,7 +74,7 @@ class Run:
             self.due = None  # whatever interrupted it did
             traceback = _ANSI.sub("", "\n".join(map(str, content.get("traceback") or ())))
             self.is_truncated |= len(traceback) > TRACEBACK_MAX
-            told = {"name": str(content.get("ename")), "value": str(content.get("evalue"))[:TRACEBACK_MAX]}
+            told = {"name": str(content.get("ename"))[:NAME_MAX], "value": str(content.get("evalue"))[:TRACEBACK_MAX]}
             self.client.say({"type": "error", **told, "traceback": traceback[-TRACEBACK_MAX:]})
         elif kind == "status" and content.get("execution_state") == "idle":
             self.is_idle = True
@@ -82,13 +83,14 @@ class Run:
         kept = text[: self._text_left]
         self._text_left -= len(kept)
         self.is_truncated |= len(kept) < len(text)
-        if kept:
-            self.client.say({"type": "stream", "stream": "stderr" if name == "stderr" else "stdout", "text": kept})
+        stream = "stderr" if name == "stderr" else "stdout"
+        for start in range(0, len(kept), PIECE):
+            self.client.say({"type": "stream", "stream": stream, "text": kept[start : start + PIECE]})
 
     def _on_rich(self, kind: str, content: dict[str, Any]) -> None:
         data, omitted = {}, []
         for mime, value in (content.get("data") or {}).items():
-            size = len(value) if isinstance(value, str) else len(json.dumps(value))
+            size = len(line_of(value))
             if size > self._rich_left:
                 omitted.append(mime)
             else:
@@ -104,6 +106,6 @@ class Run:
 
     def finish(self) -> None:
         reply = self.reply or {}
-        status = self.status if self.status != "ok" else "ok" if reply.get("status") == "ok" else "error"
+        status = "ok" if reply.get("status") == "ok" else "error" if self.status == "ok" else self.status
         count = reply.get("execution_count")
         self.client.finish({"type": "done", "status": status, "execution_count": count, "truncated": self.is_truncated})
