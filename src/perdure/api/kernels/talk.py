@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,8 +158,11 @@ class Kernels:
         digest = hashlib.sha256(context.encode() + line).hexdigest()  # by which the agent tells one cell from another
         argv = ("python3", "-I", "-S", "-c", programs.LOADER)
         spec = node.ExecSpec(exec_id, argv=argv, env={"PERDURE_CELL": digest}, stdin=True)
-        handle = await self.guest.start_exec(spec)
-        await handle.write_stdin(programs.cell_program() + f"{self.run_dir}/{context}/socket\n".encode() + line)
+        async with AsyncExitStack() as stack:
+            handle = await self.guest.start_exec(spec)
+            stack.push_async_callback(handle.close)
+            await handle.write_stdin(programs.cell_program() + f"{self.run_dir}/{context}/socket\n".encode() + line)
+            stack.pop_all()
         return handle
 
 
