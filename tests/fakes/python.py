@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import copy
 import inspect
 import io
 import json
@@ -53,6 +54,15 @@ class FakePython:
         self._ended[context] = (kernel.number, detail)
         kernel.detail = detail
         kernel.death.set()
+
+    def fork(self) -> FakePython:
+        """What a fork of the workspace has: the same variables, of its own where they can be copied."""
+        child = FakePython()
+        child.exists, child.has_ipykernel, child._ended = self.exists, self.has_ipykernel, dict(self._ended)
+        for context, kernel in self.kernels.items():
+            names = {name: _copied(value) for name, value in kernel.names.items() if name not in {"display", "__builtins__"}}
+            child.kernels[context] = FakeKernel(kernel.number, kernel.news, names, kernel.count)
+        return child
 
     async def run(self, command: Command, words: list[str]) -> int:
         """A command that begins with ``python3``."""
@@ -146,6 +156,13 @@ class FakePython:
         say(type="done", status=status, execution_count=kernel.count, truncated=False)
 
 
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except TypeError:  # a module, for instance
+        return value
+
+
 async def _execute(kernel: FakeKernel, code: str, say: Any) -> None:
     def display(data: dict[str, Any]) -> None:
         say(type="display_data", data=data)
@@ -159,7 +176,7 @@ async def _execute(kernel: FakeKernel, code: str, say: Any) -> None:
             say(type="stream", stream=self.stream, text=text)
             return len(text)
 
-    kernel.names.setdefault("display", display)
+    kernel.names["display"] = display
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

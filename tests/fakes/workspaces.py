@@ -277,6 +277,7 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
             child_id = WorkspaceId(self._mint("ws"))
             self.worlds[child_id] = World()
             self.worlds[child_id].files = copy.deepcopy(self.worlds[parent.id].files)
+            self.worlds[child_id].python = self.worlds[parent.id].python.fork()
             row = replace(parent, id=child_id, name=name, kind=WorkspaceKind.BRANCH, parent_id=parent.id, forked_from=source.id)
             self.rows[child_id] = row
             made.append(self._start(row, MemoryFate.KEPT)[0])

@@ -56,6 +56,14 @@ def test_a_cell_wakes_its_workspace_and_variables_are_there(demo: Workspace, ser
     assert demo.report is not None and server.workspaces.held[demo.id] == 0
 
 
+def test_a_fork_goes_on_with_variables_of_its_own(demo: Workspace) -> None:
+    demo.python.run("seen = [1]")
+    (child,) = demo.fork(1)
+    assert isinstance(child, Workspace)
+    first = child.python.run("seen.append(2)\nseen")
+    assert (first.text, first.restarted, demo.python.run("seen").text) == ("[1, 2]", False, "[1]")
+
+
 def test_a_kernel_that_dies_is_an_error_and_the_next_one_says_that_it_is_new(demo: Workspace, server: FakeServer) -> None:
     demo.python.run("import asyncio")
     running = threading.Event()
