@@ -84,7 +84,7 @@ class Kernel:
             socket_.setsockopt(zmq.RCVHWM, 0)  # what is too much is for the keeper to say
             socket_.setsockopt(zmq.LINGER, 0)
             socket_.connect(f"ipc://{directory}/kernel-{places[name + '_port']}")
-        self._session = Session(key=key, username="perdure")
+        self._session: Any = Session(key=key, username="perdure")
         self._nowait = zmq.NOBLOCK
 
     def send(self, socket_: Any, kind: str, content: dict[str, Any]) -> str:
@@ -111,7 +111,7 @@ class Kernel:
         self.send(self.shell, "kernel_info_request", {})
         while not (has_replied and is_heard):
             left_s = deadline - time.monotonic()
-            ready = dict(poller.poll(max(0, left_s * 1000)))
+            ready = dict(poller.poll(max(0, int(left_s * 1000))))
             if self.pidfd in ready:
                 return f"The kernel ended at once. {self.end()[0]}"
             if not ready:
@@ -167,7 +167,7 @@ def _become_kernel(connection_file: str) -> None:
 
         config = Config()
         config.HistoryManager.enabled = False  # a file that forks would share the rest of their lives
-        app = IPKernelApp.instance(config=config, connection_file=connection_file, log_level=50)
+        app: Any = IPKernelApp.instance(config=config, connection_file=connection_file, log_level=50)
         app.initialize([])
         app.start()
         code = 0
