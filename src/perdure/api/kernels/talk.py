@@ -44,6 +44,9 @@ _SIGALRM = 14
 #: What ends a cell without its having been done.
 _ENDS = frozenset({"died", "stuck", "failed"})
 
+#: As the keeper says it too.
+ON_REQUEST = "It was restarted on request."
+
 #: Makes an id for a command.
 Mint = Callable[[], ExecId]
 
@@ -96,9 +99,10 @@ class Kernels:
         return answer is not None and bool(answer.get("running"))
 
     async def restart(self, context: str) -> public.PythonKernel:
-        """End the kernel, with what it runs, and start another one."""
-        await self._told(context, "stop")
-        return await self.start(context)
+        """End the kernel, with what it runs, and start another one; a cell that waited may have done so first."""
+        stopped = await self._told(context, "stop")
+        made = await self.start(context)
+        return made if stopped is None else made.model_copy(update={"restarted": True, "reason": ON_REQUEST})
 
     async def start(self, context: str) -> public.PythonKernel:
         """A kernel that is ready: the one there is, or a new one. It is no part of the cell that wanted it: whoever kills that

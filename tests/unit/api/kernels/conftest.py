@@ -129,7 +129,7 @@ def is_keeper(pid: int) -> bool:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real() -> AsyncIterator[Pythons]:
     """One kernel for a file: it takes a second or two to start."""
-    async for made in host(patience_s=0.5):
+    async for made in host():
         yield made
 
 
