@@ -19,7 +19,7 @@ from pathlib import Path
 
 DEADLINE_S = 240
 #: Guides that need images besides base, by their file's stem: they run in ``make test-images``.
-NEED_IMAGES = {"images": ("node", "browser")}
+NEED_IMAGES = {"images": ("node", "browser"), "python": ("python-data",)}
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -11,12 +11,8 @@ import pytest
 
 from perdure.core.errors import KernelDied, PythonMissing
 from perdure.sdk import PythonResult, Workspace
-from tests.e2e import documents
 from tests.e2e.live import Live, shell, until
-from tests.e2e.test_guides import ROOT, environment
 from tests.images.hosts import lose_host
-
-__all__ = ["environment"]
 
 LOAD = """
 import hashlib, os
@@ -168,8 +164,3 @@ def test_the_command_line_saves_what_is_drawn(live: Live, data: Workspace, tmp_p
     assert (tmp_path / "output-1.png").read_bytes().startswith(b"\x89PNG")
     failed = live.run("python", "data", "1 / 0")
     assert failed.code == 1 and "ZeroDivisionError" in failed.complaint
-
-
-@pytest.mark.usefixtures("data")  # which has built the image
-def test_the_guide_runs_as_it_stands(tmp_path: Path, environment: dict[str, str]) -> None:
-    assert documents.run(ROOT / "docs/guides/python.md", tmp_path, environment) > 0
