@@ -114,6 +114,7 @@ def test_a_server_comes_back_from_its_backup(saved: Saved, empty: Place) -> None
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_what_is_damaged_is_left_out_and_its_disk_comes_back(
     saved: Saved, empty: Place, images_dir: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_home_without_a_server_is_backed_up_too(saved: Saved) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_catalogue_comes_back_from_the_object_store_alone(images_dir: Path, base_image: Path) -> None:
     """The home is gone, with its database, its snapshots, its keys and its images."""
     store = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp")) / "store"

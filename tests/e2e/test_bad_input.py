@@ -354,6 +354,7 @@ def set_room(live: Live, free_bytes: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.long
 def test_a_full_disk_of_the_node_loses_nothing(base_image: Path) -> None:
     """What cannot be stored is refused; what the guest writes waits; when there is room again all of it goes on."""
     with serving(store=small) as live:

@@ -74,6 +74,7 @@ def test_the_kernel_spares_the_agent_when_memory_runs_out(workspace: Workspace) 
     watcher.kill()
 
 
+@pytest.mark.long
 def test_who_tries_to_leave_is_frozen_for_a_checkpoint_and_killed_by_a_limit(workspace: Workspace) -> None:
     """The guest's contract shows that it stands still; here the checkpoint says that everybody did, and the limit gets it."""
     neighbour = running(workspace, "echo $$; exec sleep 5432")
@@ -96,6 +97,7 @@ def test_who_tries_to_leave_is_frozen_for_a_checkpoint_and_killed_by_a_limit(wor
     neighbour.kill()
 
 
+@pytest.mark.long
 def test_without_python_and_without_room_commands_and_sleep_work(workspace: Workspace) -> None:
     lines = [
         "cp -a /usr/bin/python3.13 /dev/shm/python",
@@ -171,6 +173,7 @@ def test_a_guest_that_reboots_is_a_disk_boot_that_says_so(workspace: Workspace, 
     assert seen[0] == "kept" and seen[1] != boot and len(seen) == 2
 
 
+@pytest.mark.long
 def test_a_disk_grows_at_the_next_disk_boot(workspace: Workspace) -> None:
     before = int(shell(workspace, "df --output=size -k / | tail -1"))
     workspace.resize(workspace.refresh().disk_gib + 4)

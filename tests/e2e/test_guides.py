@@ -18,6 +18,9 @@ GUIDES = [
     ROOT / "README.md",
     *(path for path in sorted((ROOT / "docs/guides").glob("*.md")) if path.stem not in documents.NEED_IMAGES),
 ]
+#: Those that ``make test`` runs; the others are second-line, since their every step is tested elsewhere too.
+FIRST = {"README", "first-workspace", "first-agent", "branches", "commands", "ports", "idle"}
+PARAMETERS = [pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.long) for path in GUIDES]
 
 
 def _free_port() -> int:
@@ -50,6 +53,6 @@ def environment(home: Path, images_dir: Path, base_image: Path) -> Iterator[dict
 @pytest.mark.qemu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", GUIDES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("document", PARAMETERS)
 def test_a_guide_runs_as_it_stands(document: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     assert documents.run(document, tmp_path, environment) > 0

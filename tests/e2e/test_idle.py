@@ -82,6 +82,7 @@ async def crowd(live: Live, name: str) -> list[int | None]:
         return await asyncio.gather(*coming)
 
 
+@pytest.mark.long
 def test_fifty_clients_at_the_moment_of_sleep(live: Live) -> None:
     """Each is served, and by one run of what it asked for (peers: rows 15, 16)."""
     workspace = live.workspace("crowded", idle_timeout_s=5.0, checkpoint_interval_s=0)

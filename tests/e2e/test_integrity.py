@@ -105,6 +105,7 @@ def test_a_bit_flipped_inside_a_disk_layer_is_found_by_the_wake(place: Place) ->
         assert keeper.tell() == Kept(memory=1, file=1, pid=first.pid)
 
 
+@pytest.mark.long
 def test_a_trial_that_the_server_does_not_survive_leaves_nothing(place: Place) -> None:
     with place.client() as client:
         workspace = Workspace.create("demo", client=client)

@@ -126,6 +126,7 @@ def _second_goes_on(place: Place, begun: Kept) -> None:
         workspace.sleep(durable="store")
 
 
+@pytest.mark.long
 def test_what_neither_home_has_is_told(scratch: Path, base_image: Path, images_dir: Path) -> None:
     """The store does not answer, so nothing is uploaded; the workspace goes on all the same, until its node loses it."""
     nowhere = {

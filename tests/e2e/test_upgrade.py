@@ -102,6 +102,7 @@ def known(place: Place) -> dict[str, tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.long
 def test_the_workspaces_of_the_release_before_go_on(earlier: Path, images: Path) -> None:
     with Place.temporary(images, PYTHONPATH=str(earlier), **PATIENT) as place:
         perdure(place, "image", "build", "--if-missing")

@@ -99,6 +99,7 @@ def test_the_report_inside_is_the_one_outside(live: Live, workspace: Workspace) 
     fork.delete()
 
 
+@pytest.mark.long
 def test_hooks_run_before_programs_go_on_and_are_told_everywhere(live: Live, workspace: Workspace) -> None:
     """A program that counts stands still while a hook looks; another hook fails. Asleep, forked, booted from disk."""
     place = "/etc/perdure/on-wake.d"
