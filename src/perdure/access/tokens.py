@@ -6,11 +6,10 @@ out; a MAC over all of it makes it true. It is no secret what it says. Taking a 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 from dataclasses import dataclass
 
+from perdure.core import base64url
 from perdure.core.ids import TenantId, WorkspaceId
 
 PREFIX = "pds_"
@@ -33,17 +32,16 @@ class Grant:
 
 def sign(key: bytes, grant: Grant) -> str:
     said = _said(grant)
-    return PREFIX + base64.urlsafe_b64encode(_mac(key, said) + said).decode().rstrip("=")
+    return PREFIX + base64url.encode(_mac(key, said) + said)
 
 
 def read(key: bytes, token: str) -> Grant | None:
     """What a token grants; None for one that was not signed with this key. Whether it still counts is not its own to say."""
-    if not token.startswith(PREFIX) or len(token) > TOKEN_MAX or not token.isascii():
+    if not token.startswith(PREFIX) or len(token) > TOKEN_MAX:
         return None
-    text = token.removeprefix(PREFIX)
     try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except binascii.Error:
+        raw = base64url.decode(token.removeprefix(PREFIX))
+    except ValueError:
         return None
     mac, said = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(key, said)):

@@ -8,9 +8,9 @@ brings a handle there that is refused, and nobody needs to be told which handles
 
 from __future__ import annotations
 
-import base64
 import hmac
 
+from perdure.core import base64url
 from perdure.core.errors import Forbidden
 from perdure.wire.node import Identity
 
@@ -28,7 +28,7 @@ class Handles:
         """The handle of this generation; the same one every time."""
         parts = (identity.tenant_id, identity.workspace_id, str(identity.generation))
         message = b"".join(len(raw).to_bytes(4, "big") + raw for raw in (part.encode() for part in parts))
-        return PREFIX + base64.urlsafe_b64encode(hmac.digest(self._key, message, "sha256")).decode().rstrip("=")
+        return PREFIX + base64url.encode(hmac.digest(self._key, message, "sha256"))
 
     def check(self, identity: Identity, handle: str) -> None:
         """Raises Forbidden unless the handle is the one of this identity."""

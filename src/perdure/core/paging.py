@@ -3,14 +3,13 @@ repeats an item nor hides one. Cursors are opaque to callers; a bad one is told.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Generic, Self, TypeVar
 
+from perdure.core import base64url
 from perdure.core.errors import InvalidRequest
 
 Item = TypeVar("Item")
@@ -101,13 +100,13 @@ def seq_of(cursor: str) -> int:
 
 
 def _encode(text: str) -> str:
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return base64url.encode(text.encode())
 
 
 def _decode(cursor: str) -> str:
     try:
-        return base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4)).decode("ascii")
-    except (UnicodeError, binascii.Error) as error:
+        return base64url.decode(cursor).decode("ascii")
+    except ValueError as error:  # no base64, or no ASCII in it
         raise _bad(cursor) from error
 
 
