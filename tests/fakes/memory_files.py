@@ -21,6 +21,7 @@ from perdure.core.errors import (
     PathEscape,
     StaleGeneration,
 )
+from perdure.machines.guestlink_stream import Moved
 from perdure.wire import node
 from perdure.wire.guest import tar
 from perdure.wire.guest.ops import UPLOADS_DIR
@@ -77,7 +78,9 @@ class Reading:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         for start in range(0, len(self._content), 65536):
-            yield self._content[start : start + 65536]
+            chunk = self._content[start : start + 65536]
+            self._files.moved.outward += len(chunk)
+            yield chunk
             self._files.check()
 
     async def close(self) -> None:
@@ -96,6 +99,13 @@ class MemoryFiles:
     def __init__(self, world: Disk) -> None:
         self.disk = world
         self.broken = asyncio.Event()
+        self.moved = Moved()  # by this generation's callers
+
+    async def _arriving(self, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in content:
+            self.moved.inward += len(chunk)
+            self.disk.largest_chunk = max(self.disk.largest_chunk, len(chunk))
+            yield chunk
 
     def check(self) -> None:
         if self.broken.is_set():
@@ -188,7 +198,7 @@ class MemoryFiles:
 
     async def hash_file(self, path: Place) -> node.FileHash:
         reading = await self.open_file(path)
-        content = b"".join([chunk async for chunk in reading.chunks()])
+        content = bytes(self._node(self._where(path)).content)  # read inside: nobody gets a byte of it
         return node.FileHash(len(content), hashlib.sha256(content).hexdigest(), reading.info.revision)
 
     # writing
@@ -197,8 +207,7 @@ class MemoryFiles:
         where = self._where(path)
         self._check_target(where)
         digest, crc, length, kept = hashlib.sha256(), 0, 0, bytearray()
-        async for chunk in content:
-            self.disk.largest_chunk = max(self.disk.largest_chunk, len(chunk))
+        async for chunk in self._arriving(content):
             digest.update(chunk)
             crc = zlib.crc32(chunk, crc)
             length += len(chunk)
@@ -245,9 +254,8 @@ class MemoryFiles:
             raise Conflict(f"The upload has {len(kept)} bytes, not {offset}; go on from there.")
         self.disk.busy.add(upload_id)
         try:
-            async for chunk in content:
+            async for chunk in self._arriving(content):
                 self.check()
-                self.disk.largest_chunk = max(self.disk.largest_chunk, len(chunk))
                 kept += chunk
         finally:
             self.disk.busy.discard(upload_id)
@@ -352,7 +360,7 @@ class MemoryFiles:
         counts = dict.fromkeys(FileKind, 0)
         current: tuple[str, tar.Entry, bytearray] | None = None
         try:
-            async for chunk in content:
+            async for chunk in self._arriving(content):
                 length += len(chunk)
                 for part in reader.feed(chunk):
                     if isinstance(part, tar.Entry):

@@ -18,6 +18,7 @@ from perdure.core.errors import AlreadyExists, Conflict, InvalidRequest, Machine
 from perdure.core.ids import ExecId
 from perdure.guest.progfile import understand
 from perdure.machines.guestlink_program import ping_over, status_of
+from perdure.machines.guestlink_stream import Moved
 from perdure.wire import node
 from perdure.wire.guest.ops import PROGRAM_FILE
 from perdure.wire.node import (
@@ -94,11 +95,11 @@ class ProgramCommand(Command):
 class Handle:
     """An attachment."""
 
-    def __init__(self, command: Command, offsets: dict[str, int], broken: asyncio.Event) -> None:
+    def __init__(self, command: Command, offsets: dict[str, int], guest: MemoryGuest) -> None:
         self.exec_id = command.spec.exec_id
         self.command = command
         self._offsets = offsets
-        self._broken = broken
+        self._broken, self._moved = guest.broken, guest.moved
         self.closed = False
 
     async def events(self) -> AsyncIterator[node.ExecEvent]:
@@ -118,6 +119,7 @@ class Handle:
             for stream in ("stdout", "stderr"):
                 data = bytes(command.output[stream][self._offsets[stream] :])[:65536]
                 while data:
+                    self._moved.outward += len(data)
                     yield node.ExecOutput(stream, self._offsets[stream], data)  # type: ignore[arg-type]
                     self._offsets[stream] += len(data)
                     data = bytes(command.output[stream][self._offsets[stream] :])[:65536]
@@ -136,6 +138,7 @@ class Handle:
     async def write_stdin(self, data: bytes) -> None:
         if not self.command.has_stdin:
             raise Conflict("The command does not read stdin.")
+        self._moved.inward += len(data)
         self.command.stdin.put_nowait(data)
 
     async def close_stdin(self) -> None:
@@ -188,7 +191,7 @@ class MemoryGuest(MemoryFiles):
         for limit, end in ((spec.run_limit_s, ExecEnd.RUN_LIMIT), (spec.idle_limit_s, ExecEnd.IDLE_LIMIT)):
             if limit is not None:
                 asyncio.get_running_loop().call_later(limit, command.end, end, 143, 15, f"it ran into its limit of {limit:g} s")
-        return Handle(command, {"stdout": 0, "stderr": 0}, self.broken)
+        return Handle(command, {"stdout": 0, "stderr": 0}, self)
 
     async def run_alone(self, spec: node.ExecSpec) -> Command:
         """Run a command that no table knows. One that waits for something never gets it: it is given up, with no end."""
@@ -263,7 +266,7 @@ class MemoryGuest(MemoryFiles):
 
     async def attach_exec(self, exec_id: ExecId, stdout_offset: int = 0, stderr_offset: int = 0) -> Handle:
         self.check()
-        return Handle(self._command(exec_id), {"stdout": stdout_offset, "stderr": stderr_offset}, self.broken)
+        return Handle(self._command(exec_id), {"stdout": stdout_offset, "stderr": stderr_offset}, self)
 
     def _command(self, exec_id: str) -> Command:
         if exec_id not in self.world.commands:
@@ -308,6 +311,9 @@ class MemoryGuest(MemoryFiles):
     # ports
 
     async def open_tcp(self, port: int) -> node.ByteStream:
+        return Counted(await self._connect(port), self.moved)
+
+    async def _connect(self, port: int) -> node.ByteStream:
         self.check()
         if port in self.world.programs:
             return self.world.programs[port]()
@@ -376,9 +382,31 @@ class MemoryGuest(MemoryFiles):
         port = PROGRAM_PORT if spec is None else spec.port
         try:
             async with asyncio.timeout(deadline_s):
-                return await ping_over(await self.open_tcp(port), port)
+                return await ping_over(await self._connect(port), port)
         except (PerdureError, TimeoutError):
             return None
+
+
+class Counted:
+    """A ByteStream whose bytes are counted."""
+
+    def __init__(self, stream: node.ByteStream, moved: Moved) -> None:
+        self._stream, self._moved = stream, moved
+
+    async def read(self, limit: int = 65536) -> bytes:
+        data = await self._stream.read(limit)
+        self._moved.outward += len(data)
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._moved.inward += len(data)
+        await self._stream.write(data)
+
+    async def close_write(self) -> None:
+        await self._stream.close_write()
+
+    async def close(self) -> None:
+        await self._stream.close()
 
 
 class TcpStream:

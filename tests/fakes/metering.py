@@ -30,6 +30,8 @@ AMOUNTS = Amounts(
     received_bytes=2_000_000,
     uploaded_bytes=30_000_000,
     fetched_bytes=400_000,
+    request_bytes=5_000_000,
+    answer_bytes=6_600_000,
 )
 
 

@@ -390,7 +390,8 @@ class FakeNode:
 
     def reading(self, workspace_id: WorkspaceId, generation: int) -> Reading:
         machine = self._machine(workspace_id, generation)
-        return Reading(machine.cpu_s, *self.moved[workspace_id], self.counter)
+        requests = machine.guest.moved
+        return Reading(machine.cpu_s, *self.moved[workspace_id], self.counter, requests.inward, requests.outward)
 
     def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity:
         machine = self._machine(workspace_id, generation)

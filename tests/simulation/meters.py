@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from perdure.core.ids import TenantId
 from perdure.db.database import Database
-from perdure.metering.usage import Metering, Usage, total
+from perdure.metering.usage import Amounts, Metering, Usage, total
 
 GIB = 1 << 30
 TICK = timedelta(microseconds=1)
@@ -70,7 +70,11 @@ async def _check_asleep(metering: Metering, tenant: TenantId, mine: list[dict[st
             (slept,) = await metering.of(tenant, one["workspace_id"], one["from_at"], one["to_at"] - TICK)
             amounts = slept.amounts
             assert amounts.asleep == one["to_at"] - TICK - one["from_at"]
-            assert (amounts.cpu_s, amounts.memory_byte_s, amounts.sent_bytes, amounts.received_bytes) == (0, 0, 0, 0)
+            assert (amounts.cpu_s, amounts.memory_byte_s, *_moved(amounts)) == (0, 0, 0, 0, 0, 0)
+
+
+def _moved(amounts: Amounts) -> tuple[int, int, int, int]:
+    return amounts.sent_bytes, amounts.received_bytes, amounts.request_bytes, amounts.answer_bytes
 
 
 async def _check_parts(metering: Metering, tenant: TenantId, whole: list[Usage], start: datetime, end: datetime) -> None:
@@ -80,7 +84,7 @@ async def _check_parts(metering: Metering, tenant: TenantId, whole: list[Usage],
     second = total(one.amounts for one in await metering.of(tenant, None, middle, end))
     both, summed = total([first, second]), total(one.amounts for one in whole)
     assert (both.awake, both.paused, both.asleep) == (summed.awake, summed.paused, summed.asleep)
-    assert (both.sent_bytes, both.received_bytes, both.losses) == (summed.sent_bytes, summed.received_bytes, summed.losses)
+    assert (both.losses, *_moved(both)) == (summed.losses, *_moved(summed))
     assert abs(both.cpu_s - summed.cpu_s) < 1e-6
     assert abs(both.local_byte_s - summed.local_byte_s) <= 1e-9 * max(1.0, summed.local_byte_s)
     assert whole == await metering.of(tenant, None, None, end)

@@ -78,6 +78,8 @@ class Life:
             machine.cpu_s += 1.5
             sent, received = self.plane.node.moved[workspace.id]
             self.plane.node.moved[workspace.id] = (sent + 10, received + 1000)
+            machine.guest.moved.inward += 300
+            machine.guest.moved.outward += 7
         elif what in {"fill", "room"}:
             self.plane.node.fill_disk(workspace.id, full=what == "fill")
         else:

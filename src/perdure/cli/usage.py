@@ -57,7 +57,7 @@ def instant(text: str | None, option: str) -> datetime | None:
 
 
 def cells(row: public.UsageRow) -> Sequence[str]:
-    moved = row.sent_bytes + row.received_bytes + row.uploaded_bytes + row.fetched_bytes
+    moved = row.sent_bytes + row.received_bytes + row.request_bytes + row.answer_bytes + row.uploaded_bytes + row.fetched_bytes
     return (
         f"[bold]{markup(row.name or row.tenant_id)}[/]",
         row.state or "-",

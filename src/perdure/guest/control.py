@@ -14,7 +14,7 @@ from perdure.guest import hooks, repair, resume, worker
 from perdure.guest.launch import DEFAULT_PATH
 from perdure.guest.worker import Talk
 from perdure.guest.world import read_file
-from perdure.wire.guest.ops import AGENT_VERSION, PROTOCOL, Call, Code
+from perdure.wire.guest.ops import AGENT_VERSION, PROTOCOL, UNKNOWN_CALL, Call, Code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Control:
         """Serve one call."""
         handler = self._calls.get(str(request.get("op")))
         if handler is None:
-            reply(_failure(Code.INVALID, f"The agent knows no call {request.get('op')!r}."))
+            reply(_failure(Code.INVALID, f"{UNKNOWN_CALL} {request.get('op')!r}."))
             return
         try:
             handler(request, reply)

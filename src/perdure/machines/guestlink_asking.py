@@ -9,7 +9,7 @@ from typing import Any, Literal
 from perdure.core import tracing
 from perdure.core.clock import Clock
 from perdure.core.errors import MachineFailed
-from perdure.machines.guestlink_stream import LinkStream
+from perdure.machines.guestlink_stream import LinkStream, Moved
 from perdure.wire.guest.ops import Op
 
 _COLLECTED_MAX = 64 * 1024 * 1024
@@ -22,6 +22,7 @@ class Asking(ABC):
         self._clock = clock
         self._unresponsive_s = unresponsive_s
         self._open: Counter[str] = Counter()
+        self.moved = Moved()  # by callers of the workspace: what it sends out by itself is its egress
         self._last_activity = self._clock.monotonic()
         self._operations = 0
 
@@ -34,8 +35,10 @@ class Asking(ABC):
         self._operations += 1
 
     def _count(self, stream: LinkStream, kind: Literal["exec", "stream", "outbound"]) -> None:
-        """Count a stream as activity until it is over."""
+        """Count a stream as activity until it is over, and its bytes if a caller opened it."""
         self._open[kind] += 1
+        if kind != "outbound":
+            stream.moved = self.moved
         self._touch()
 
         def over() -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure.core.errors import Conflict, InvalidRequest, NotFound, PerdureError
+from perdure.core.errors import NotFound, PerdureError
 from perdure.gateway.guesthttp import GuestConnection
 from perdure.machines.guestlink_exec import integer, moment_s
 from perdure.machines.guestlink_files import GuestFiles
@@ -38,8 +38,6 @@ from perdure.wire.node import (
 #: What the guest's supervisor may take to answer, beyond the usual: it waits for what it was asked to do.
 _ACT_S = 15.0
 _PING_BYTES = 16384
-#: How an agent that is older than programs refuses them.
-_UNKNOWN = "The agent knows no"
 _PING = PortRequest("GET", b"/ping", ((b"accept", b"application/json"),), is_last=True)
 
 
@@ -74,17 +72,11 @@ class GuestProgram(GuestFiles):
         return await self._program(ProgramAct.RESTART.value)
 
     async def _program(self, do: str) -> ProgramStatus:
-        try:
-            return status_of(await self._call({"op": Call.PROGRAM, "do": do}, self._unresponsive_s + _ACT_S))
-        except InvalidRequest as error:
-            raise _told(error) from error
+        return status_of(await self._call({"op": Call.PROGRAM, "do": do}, self._unresponsive_s + _ACT_S))
 
     async def program_log(self, request: LogRequest) -> AsyncIterator[LogChunk]:
         asked = {"op": Op.LOGS, "offset": request.offset, "tail": request.tail, "follow": request.follow}
-        try:
-            stream, accepted = await self._ask_only(asked)
-        except InvalidRequest as error:
-            raise _told(error) from error
+        stream, accepted = await self._ask_only(asked)
         offset, gap = max(0, integer(accepted.get("offset"))), 0
         try:
             while (event := await stream.next_event()) is not None:
@@ -133,16 +125,6 @@ async def ping_over(stream: ByteStream, port: int) -> ProgramPing | None:
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
     yield content
-
-
-def _told(error: InvalidRequest) -> PerdureError:
-    """An agent that is older than programs says so."""
-    if not error.message.startswith(_UNKNOWN):
-        return error
-    return Conflict(
-        "The workspace's memory holds an agent of an earlier release, which runs no programs.",
-        hint="Boot it from its disk, which brings the current agent: perdure recover NAME --how disk-boot.",
-    )
 
 
 def ping_of(content: bytes, port: int) -> ProgramPing | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from perdure.core.errors import (
@@ -26,7 +27,7 @@ from perdure.core.errors import (
     PerdureError,
 )
 from perdure.wire.guest import Event, EventKind, Mux
-from perdure.wire.guest.ops import MESSAGES_MAX, UNKNOWN_OPERATION, Code
+from perdure.wire.guest.ops import MESSAGES_MAX, UNKNOWN_CALL, UNKNOWN_OPERATION, Code
 
 _TEXT_MAX = 500
 
@@ -52,7 +53,7 @@ def clean(text: object) -> str:
 def error_of(refusal: dict[str, Any]) -> PerdureError:
     """The error that a guest's ``{code, message}`` stands for."""
     message = clean(refusal.get("message")) or "The workspace refused without a reason."
-    if message.startswith(UNKNOWN_OPERATION):
+    if message.startswith((UNKNOWN_OPERATION, UNKNOWN_CALL)):
         older = "The agent that runs in this workspace is older than the server and cannot do this."
         hint = "Start it from its disk, which brings the agent of today: perdure recover NAME --how disk-boot."
         return Conflict(older, hint=hint, internal=message)
@@ -60,6 +61,14 @@ def error_of(refusal: dict[str, Any]) -> PerdureError:
         str(refusal.get("code")), (MachineFailed, "Try again; if it happens again, look at the workspace's log.")
     )
     return kind(message, hint=hint or None)
+
+
+@dataclass(slots=True)
+class Moved:
+    """Bytes of streams together, to the guest and from it; messages are not in here. It only grows."""
+
+    inward: int = 0
+    outward: int = 0
 
 
 class LinkStream:
@@ -77,6 +86,7 @@ class LinkStream:
         self._error: PerdureError | None = None
         self._ended = False
         self._sent_eof = False
+        self.moved = Moved()  # where its bytes are counted; who counts several together puts the same one into each
         self._rest = b""  # of the last data event; its credit is given already, which bounds it at one frame
         #: Called once, when the stream is over or has failed.
         self.on_over: list[Callable[[], object]] = []
@@ -169,6 +179,7 @@ class LinkStream:
             return None
         if event.kind == EventKind.DATA:
             self._mux.consumed(self._id, len(event.value))
+            self.moved.outward += len(event.value)
             self._wake_writer()
         else:
             self._messages -= 1
@@ -201,6 +212,7 @@ class LinkStream:
                     await self._room.wait()
                 continue
             self._mux.send(self._id, bytes(view[:room]))
+            self.moved.inward += min(room, len(view))
             self._wake_writer()
             view = view[room:]
 

@@ -1,8 +1,8 @@
 """Usage of workspaces between two instants: how long awake, paused and asleep, processor time, bytes stored and moved.
 
-Nothing is counted here. Times are those of the journal's entries (the view ``lifecycle_intervals``), processor time and egress
-are readings in the same entries, stored bytes are spans that triggers keep beside the rows of snapshots and packs. So a question
-can be asked as often as one likes, and a reconciler that repeats itself changes no answer.
+Nothing is counted here. Times are those of the journal's entries (the view ``lifecycle_intervals``), processor time and the
+bytes of egress and of requests are readings in the same entries, stored bytes are spans that triggers keep beside the rows of
+snapshots and packs. So a question can be asked as often as one likes, and a reconciler that repeats itself changes no answer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Amounts:
     store_byte_s: float = 0.0  # of its packs in the object store
     sent_bytes: int = 0  # out of the workspace, through egress
     received_bytes: int = 0
+    request_bytes: int = 0  # into the workspace by its callers: files, stdin, ports, invocations
+    answer_bytes: int = 0  # out of it, to them
     uploaded_bytes: int = 0  # to the object store
     fetched_bytes: int = 0  # from it
 

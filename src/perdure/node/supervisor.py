@@ -339,9 +339,10 @@ class NodeSupervisor:
         return await self._resident(workspace_id, generation).usage()
 
     def reading(self, workspace_id: WorkspaceId, generation: int) -> Reading:
-        cpu_s = self._resident(workspace_id, generation).machine.cpu_s()
-        egress = self._parts.egress.usage(workspace_id)
-        return Reading(cpu_s, egress.sent_bytes, egress.received_bytes, self._counter)
+        resident = self._resident(workspace_id, generation)
+        egress, moved = self._parts.egress.usage(workspace_id), resident.link.moved
+        moved_bytes = (egress.sent_bytes, egress.received_bytes, self._counter, moved.inward, moved.outward)
+        return Reading(resident.machine.cpu_s(), *moved_bytes)
 
     def activity(self, workspace_id: WorkspaceId, generation: int) -> Activity:
         resident = self._resident(workspace_id, generation)

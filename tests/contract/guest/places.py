@@ -22,6 +22,7 @@ from perdure.machines.qemu import QemuDriver
 from perdure.snapshots.layers import create_layer
 from perdure.wire.node import ExecExited, ExecOutput, ExecSpec, Guest, Identity, MachineSize
 from tests.fakes.guest_agent import HostAgent, why_not
+from tests.fakes.memory_guest import MemoryGuest
 
 #: Generous: these machines are emulated on busy hosts.
 DEADLINE_S = 60.0
@@ -66,6 +67,12 @@ class Place:
     def link(self) -> GuestLink:
         assert isinstance(self.guest, GuestLink)
         return self.guest
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes that callers have brought in and got out since its generation began."""
+        assert isinstance(self.guest, GuestLink | MemoryGuest)
+        return self.guest.moved.inward, self.guest.moved.outward
 
     def shell(self, verb: str, argument: object = "") -> str:
         """A command line that does ``verb`` in this kind of guest."""

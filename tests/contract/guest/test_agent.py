@@ -346,6 +346,7 @@ async def test_a_tunnel_carries_both_directions_and_half_closes(real: Place, hos
     while not port.endswith(b"\n"):
         event = await anext(events)
         port += event.data if isinstance(event, ExecOutput) else b""
+    inward, outward = real.moved
     stream = await real.guest.open_tcp(int(port))
     data = os.urandom(600_000)
     await stream.write(data)
@@ -355,6 +356,7 @@ async def test_a_tunnel_carries_both_directions_and_half_closes(real: Place, hos
         assert len(chunk) <= 50_000
         received += chunk
     assert received == data[::-1]
+    assert real.moved == (inward + 600_000, outward + 600_000)
     await stream.close()
     async for _ in events:
         pass
@@ -425,11 +427,13 @@ async def test_programs_reach_the_control_plane_through_the_api_port(real: Place
 async def test_connect_asks_the_node_and_then_carries_bytes(real: Place) -> None:
     heard: list[bytes] = []
     real.on_stream = answering(b"pong", heard)
+    inward, _ = real.moved
     assert await ask(real, 7072, b"CONNECT h.example:443 HTTP/1.1\r\n\r\nping") == (
         b"HTTP/1.1 200 Connection established\r\n\r\npong"
     )
     assert heard == [b"ping"]
     assert real.streams[0][:2] == ("egress", {"host": "h.example", "port": 443})
+    assert real.moved[0] == inward, "what its own connections bring is no request's"
 
 
 async def test_plain_http_is_forwarded_in_origin_form(real: Place) -> None:

@@ -256,5 +256,26 @@ async def test_a_port_where_nothing_listens_is_not_found(place: Place) -> None:
         await place.guest.open_tcp(9)
 
 
+# ------------------------------------------------------------------------------------------------------------- counting
+
+
+async def test_what_callers_bring_and_get_is_counted(place: Place, directory: str) -> None:
+    path, upload = f"{directory}/file", f"upl_{os.urandom(8).hex()}"
+    inward, outward = place.moved
+    await place.guest.write_file(path, chunks(b"a" * 100_000, b"b" * 500))
+    assert place.moved == (inward + 100_500, outward)
+    assert len(await content(place, path, 500)) == 100_000
+    assert place.moved == (inward + 100_500, outward + 100_000)
+    await place.guest.begin_upload(upload)
+    await place.guest.append_upload(upload, 0, chunks(b"c" * 300))
+    await place.guest.drop_upload(upload)
+    assert place.moved == (inward + 100_800, outward + 100_000)
+    assert (await place.run(place.shell("cat"), stdin=b"d" * 200)).stdout == b"d" * 200
+    assert place.moved == (inward + 101_000, outward + 100_200)
+    await place.guest.ping()
+    await place.guest.ping_program(1.0)
+    assert place.moved == (inward + 101_000, outward + 100_200), "what the server asks for itself is nobody's request"
+
+
 async def test_a_guest_answers_a_ping(place: Place) -> None:
     assert await place.guest.ping() > 0

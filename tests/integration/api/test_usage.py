@@ -35,6 +35,7 @@ def test_usage_through_the_sdk(demo: Workspace, client: Client, server: FakeServ
     (together,) = client.usage(by="tenant", until=MARCH).rows
     assert (together.name, together.workspace_id, together.tenant_id) == (None, None, "ten_default")
     assert (together.awake_s, together.uploaded_bytes, together.losses) == (10_800.0, 60_000_000, 2)
+    assert (together.request_bytes, together.answer_bytes) == (10_000_000, 13_200_000)
     assert server.services.metering.asked == (None, MARCH)
     with pytest.raises(NotFound, match="'nobody'"):
         client.usage("nobody")
@@ -57,7 +58,7 @@ def test_nonsense_is_refused(server: FakeServer, query: str) -> None:
 def test_usage_on_the_command_line(demo: Workspace, server: FakeServer, perdure: Run) -> None:
     lines = perdure("usage").out.splitlines()
     assert lines[0].split("  ")[0] == "WORKSPACE"
-    assert lines[1].split() == ["demo", "running", "1.50", "0.05", "100.00", "12.2", "101.000", "33.4", "1"]
+    assert lines[1].split() == ["demo", "running", "1.50", "0.05", "100.00", "12.2", "101.000", "45.0", "1"]
     assert perdure("usage demo --by tenant").out.splitlines()[1].split()[:2] == ["ten_default", "-"]
     told = json.loads(perdure("usage demo --from 2026-03-01T00:00+00:00 --to 2026-03-02T01:00+01:00 --json").out)
     assert told["rows"][0]["cpu_s"] == 12.25

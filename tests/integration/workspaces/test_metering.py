@@ -178,6 +178,44 @@ async def test_processor_time_and_egress_are_counted_once_and_by_machine(plane: 
     await meters.check(plane.database, CTX.tenant_id)
 
 
+async def test_what_callers_bring_and_take_is_counted_once_and_by_generation(plane: ControlPlane) -> None:
+    made, _ = await plane.create(checkpoint_interval_s=0.0)
+
+    async def totals() -> tuple[int, int]:
+        amounts = await used(plane)
+        return amounts.request_bytes, amounts.answer_bytes
+
+    await plane.write("demo", "/x", b"x" * 1000)
+    await plane.service.checkpoint(CTX, "demo")
+    await plane.service.checkpoint(CTX, "demo")
+    assert await totals() == (1000, 0), "a reading that is repeated adds nothing"
+    assert await plane.read("demo", "/x") == b"x" * 1000
+    await plane.service.sleep(CTX, "demo")
+    assert await totals() == (1000, 1000)
+    await plane.write("demo", "/x", b"y" * 10)  # another generation, whose link counts from nothing
+    await plane.service.checkpoint(CTX, "demo")
+    assert await totals() == (1010, 1000)
+    await plane.write("demo", "/x", b"z" * 77)
+    plane.node.die(made.id)
+    await plane.until("demo", lambda workspace: workspace.state is WorkspaceState.HIBERNATED)
+    assert await totals() == (1010, 1000), "of a machine that died the last reading counts"
+    amounts = await used(plane)
+    assert (amounts.sent_bytes, amounts.received_bytes) == (0, 0), "nor is any of it egress"
+    await meters.check(plane.database, CTX.tenant_id)
+
+
+async def test_bytes_of_requests_that_another_process_counts_are_added(plane: ControlPlane) -> None:
+    made, _ = await plane.create(checkpoint_interval_s=0.0)
+    await plane.write("demo", "/x", b"x" * 500)
+    await plane.service.checkpoint(CTX, "demo")
+    await plane.crash(node_too=False)  # the machine lives on, and whoever counts begins anew
+    plane.node.counter = "another process"
+    plane.node.machines[made.id].guest.moved.inward = 20
+    await plane.restart()
+    await plane.service.sleep(CTX, "demo")
+    assert (await used(plane)).request_bytes == 520
+
+
 async def test_of_a_machine_that_died_the_last_reading_counts(plane: ControlPlane) -> None:
     made, _ = await plane.create(checkpoint_interval_s=0.0)
     plane.node.machines[made.id].cpu_s = 4.0

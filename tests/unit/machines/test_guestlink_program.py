@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core.clock import SystemClock
-from perdure.core.errors import Conflict, InvalidRequest
+from perdure.core.errors import Conflict
 from perdure.core.ids import ExecId
 from perdure.machines.guestlink_program import GuestProgram, ping_of, status_of
-from perdure.machines.guestlink_stream import LinkStream
+from perdure.machines.guestlink_stream import LinkStream, error_of
+from perdure.wire.guest.ops import UNKNOWN_CALL, UNKNOWN_OPERATION, Code
 from perdure.wire.node import (
     LogRequest,
     PingStatus,
@@ -68,10 +69,10 @@ class OldAgent(GuestProgram):
     """A link to an agent that has never heard of programs."""
 
     async def _call(self, request: dict[str, Any], deadline_s: float | None = None) -> dict[str, Any]:
-        raise InvalidRequest(f"The agent knows no call {request['op']!r}.")
+        raise error_of({"code": Code.INVALID, "message": f"{UNKNOWN_CALL} {request['op']!r}."})
 
     async def _open_stream(self, request: dict[str, Any]) -> LinkStream:
-        raise InvalidRequest(f"The agent knows no operation {request['op']!r}.")
+        raise error_of({"code": Code.INVALID, "message": f"{UNKNOWN_OPERATION} {request['op']!r}."})
 
     def _note_started(self, exec_id: ExecId) -> bool:
         raise AssertionError
@@ -88,9 +89,9 @@ async def test_an_agent_of_an_earlier_release_is_told_to_be_one() -> None:
     link = OldAgent(1.0, SystemClock())
     calls = [link.program(), link.act_on_program(ProgramAct.START), link.set_program(None), link.set_program(ProgramSpec(("a",)))]
     for call in calls:
-        with pytest.raises(Conflict, match="of an earlier release") as caught:
+        with pytest.raises(Conflict, match="older than the server") as caught:
             await call
         assert "disk-boot" in caught.value.hint
-    with pytest.raises(Conflict, match="of an earlier release"):
+    with pytest.raises(Conflict, match="older than the server"):
         _ = [chunk async for chunk in link.program_log(LogRequest())]
     assert await link.ping_program(1.0) is None

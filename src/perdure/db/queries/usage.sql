@@ -24,7 +24,8 @@ with times as (
     select j.workspace_id, j.seq, j.at, r.*,
            case when j.kind = 'running' then coalesce((j.body->'report'->>'fetched_bytes')::bigint, 0) else 0 end as fetched_bytes
     from journal j left join lateral json_to_record(j.body->'spent') as r (
-        generation bigint, cpu_s double precision, counter text, sent_bytes bigint, received_bytes bigint) on true
+        generation bigint, cpu_s double precision, counter text, sent_bytes bigint, received_bytes bigint,
+        request_bytes bigint, answer_bytes bigint) on true
     where j.workspace_id = any(%(ids)s::text[]) and j.kind not in ('detail', 'keep-awake')
 ), readings as (
     select workspace_id, at, fetched_bytes,
@@ -33,13 +34,20 @@ with times as (
                as sent_bytes,
            greatest(0, received_bytes
                        - coalesce(max(received_bytes) over (counts rows between unbounded preceding and 1 preceding), 0))
-               as received_bytes
+               as received_bytes,
+           greatest(0, request_bytes
+                       - coalesce(max(request_bytes) over (link rows between unbounded preceding and 1 preceding), 0))
+               as request_bytes,
+           greatest(0, answer_bytes - coalesce(max(answer_bytes) over (link rows between unbounded preceding and 1 preceding), 0))
+               as answer_bytes
     from entries
     window machine as (partition by workspace_id, generation order by seq),
-           counts as (partition by workspace_id, counter order by seq)
+           counts as (partition by workspace_id, counter order by seq),
+           link as (partition by workspace_id, generation, counter order by seq)
 ), spent as (
     select workspace_id, coalesce(sum(cpu_s), 0) as cpu_s, coalesce(sum(sent_bytes), 0) as sent_bytes,
-           coalesce(sum(received_bytes), 0) as received_bytes, coalesce(sum(fetched_bytes), 0) as fetched_bytes
+           coalesce(sum(received_bytes), 0) as received_bytes, coalesce(sum(request_bytes), 0) as request_bytes,
+           coalesce(sum(answer_bytes), 0) as answer_bytes, coalesce(sum(fetched_bytes), 0) as fetched_bytes
     from readings, times t where at > t.since and at <= t.until group by workspace_id
 ), stored as (
     select s.workspace_id, coalesce(sum(s.uploaded_bytes) filter (where s.from_at >= t.since and s.from_at < t.until), 0) as uploaded_bytes,
@@ -55,7 +63,8 @@ select w.id, w.name, w.state, coalesce(p.losses, 0)::bigint as losses,
        (w.memory_mib * 1048576.0 * extract(epoch from coalesce(p.awake + p.paused, '0')))::double precision as memory_byte_s,
        coalesce(s.cpu_s, 0)::double precision as cpu_s, coalesce(d.local_byte_s, 0)::double precision as local_byte_s,
        coalesce(d.store_byte_s, 0)::double precision as store_byte_s, coalesce(s.sent_bytes, 0)::bigint as sent_bytes,
-       coalesce(s.received_bytes, 0)::bigint as received_bytes, coalesce(d.uploaded_bytes, 0)::bigint as uploaded_bytes,
+       coalesce(s.received_bytes, 0)::bigint as received_bytes, coalesce(s.request_bytes, 0)::bigint as request_bytes,
+       coalesce(s.answer_bytes, 0)::bigint as answer_bytes, coalesce(d.uploaded_bytes, 0)::bigint as uploaded_bytes,
        coalesce(s.fetched_bytes, 0)::bigint as fetched_bytes
 from workspaces w left join phases p on p.workspace_id = w.id left join spent s on s.workspace_id = w.id
      left join stored d on d.workspace_id = w.id

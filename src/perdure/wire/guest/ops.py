@@ -123,8 +123,9 @@ class Code:
     PROTOCOL = "protocol"
 
 
-#: How the refusal of an operation begins that an agent does not know.
+#: How the refusal of an operation begins that an agent does not know, and that of a call.
 UNKNOWN_OPERATION = "The agent knows no operation"
+UNKNOWN_CALL = "The agent knows no call"
 #: Bytes of data that may be on the way in one direction of one stream.
 WINDOW = 256 * 1024
 #: What a host may ask for when it opens a stream (``window``): a transfer's round trips cost more than its memory.

@@ -150,7 +150,9 @@ class Reading:
     cpu_s: float  # of the machine's process since it began
     sent_bytes: int  # by the workspace through egress, and below what it received; all its generations
     received_bytes: int
-    counter: str  # names these two counts: they begin at 0 again under another name
+    counter: str  # names all counts of bytes: they begin at 0 again under another name
+    request_bytes: int = 0  # of this generation, by its callers: into files, stdin and ports, and below what they got out
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ class UsageAmounts(Answer):
 
     Every second from a workspace's creation to its deletion is in exactly one of ``awake_s`` (it has a machine, or one is
     being started or put to sleep), ``paused_s`` (its machine stands still, because its node's disk is full) and ``asleep_s``.
-    ``losses`` counts machines that were found dead: their time ends where they were last known to run.
+    ``losses`` counts machines that were found dead: their time ends where they were last known to run. ``sent_bytes`` and
+    ``received_bytes`` went through egress; ``request_bytes`` came from callers into its files, commands, ports and program, and
+    ``answer_bytes`` went to them.
     """
 
     awake_s: float
@@ -30,6 +32,8 @@ class UsageAmounts(Answer):
     received_bytes: int
     uploaded_bytes: int
     fetched_bytes: int
+    request_bytes: int = 0
+    answer_bytes: int = 0
 
 
 class Meters(Answer):
