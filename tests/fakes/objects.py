@@ -1,4 +1,5 @@
-"""Object stores for tests: one in memory that shows whatever a network can do, and a gate that decides who goes next."""
+"""Object stores for tests: one in memory that shows whatever a network can do, one in a directory that syncs nothing, and a gate
+that decides who goes next."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from enum import Enum
 from random import Random
 from typing import Any, TypeVar
 
+from perdure.core import files
 from perdure.core.errors import NotFound, Unavailable
+from perdure.snapshots.objects.client import DirectoryObjects
+from tests.fakes.disk import RecordingDisk
 
 T = TypeVar("T")
 
@@ -102,6 +106,17 @@ class FakeObjects:
 
 class Killed(BaseException):
     """A process dies: nothing of it runs on, not even what would clean up."""
+
+
+class UnsyncedObjects(DirectoryObjects):
+    """A store in a directory of a process that was killed before anything that it put was synced: each object has its name."""
+
+    async def put(self, name: str, data: bytes) -> None:
+        assert isinstance(self._disk, RecordingDisk)
+        path = self._directory / name
+        files.make_dir(path.parent, disk=self._disk)
+        path.write_bytes(data)
+        self._disk.wrote(path)
 
 
 class Turns:

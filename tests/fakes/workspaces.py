@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,12 @@ from perdure.core.config import Settings
 from perdure.core.errors import (
     AlreadyExists,
     Conflict,
-    DeadlineExceeded,
     InvalidRequest,
     NotFound,
     PerdureError,
     Unavailable,
 )
-from perdure.core.ids import SnapshotId, WorkspaceId
+from perdure.core.ids import WorkspaceId
 from perdure.core.paging import WHOLE, Page, Place
 from perdure.gateway.addresses import IPAddress
 from perdure.gateway.egress import Dialer
@@ -40,16 +39,12 @@ from perdure.workspaces.model import (
     DiskFate,
     Idleness,
     JournalEntry,
-    Kept,
     Metered,
     Recovery,
     ResumeReport,
     Snapshot,
-    SnapshotPlace,
     SnapshotReason,
     TreeNode,
-    Verified,
-    Verifying,
     Wanted,
     Workspace,
     WorkspaceKind,
@@ -66,6 +61,7 @@ from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering, no_gauges
 from tests.fakes.quotas import FakeQuotas
 from tests.fakes.shares import FakeShares
+from tests.fakes.snapshots import FakeSnapshots
 from tests.fakes.tenants import FakeTenants
 from tests.fakes.timers import FakeTimers
 
@@ -83,14 +79,13 @@ def _is_wanted(row: Workspace, wanted: Wanted) -> bool:
     )
 
 
-class FakeWorkspaces(FakeTenants, FakeTimers):
+class FakeWorkspaces(FakeSnapshots, FakeTenants, FakeTimers):
     """Commands of ``workspaces.model.Workspaces`` over worlds in memory. ``wakes`` counts wakes per name."""
 
     def __init__(self) -> None:
-        self.rows: dict[WorkspaceId, Workspace] = {}
+        super().__init__()
         self.worlds: dict[WorkspaceId, World] = {}
         self.guests: dict[WorkspaceId, MemoryGuest] = {}
-        self.history: dict[WorkspaceId, list[Snapshot]] = {}
         self.journal: dict[WorkspaceId, list[JournalEntry]] = {}
         self.reports: dict[WorkspaceId, ResumeReport] = {}
         self.held: dict[WorkspaceId, int] = {}
@@ -101,9 +96,6 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
         self.fail_fork: set[str] = set()
         self.refuse: PerdureError | None = None  # raised by the next create
         self.hold: asyncio.Event | None = None  # what a wake waits for, or a create before it is refused or when it is accepted
-        self.damage: dict[SnapshotId, tuple[node.Damage, ...]] = {}  # stored snapshots that are not as they were written
-        self.has_store = False
-        self.only_in_store: set[SnapshotId] = set()
         self.lookups = 0
         self._count = 0
 
@@ -245,24 +237,6 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
         self._note(row, "hibernated", snapshot=snapshot.id)
         return row, snapshot
 
-    def _snapshot(self, row: Workspace, reason: SnapshotReason, name: str | None) -> Snapshot:
-        snapshot_id = SnapshotId(self._mint("snp"))
-        history = self.history.setdefault(row.id, [])
-        parent = history[-1].id if history else None
-        sizes = (3 << 20, 5 << 20, 1 << 20, 2 << 20)
-        snapshot = Snapshot(snapshot_id, row.id, parent, name, reason, row.generation, True, True, *sizes, 0.015, MOMENT)
-        history.append(snapshot)
-        return snapshot
-
-    async def checkpoint(self, ctx: Context, ref: str, *, name: str | None = None) -> Snapshot:
-        if name is not None:
-            checks.check_snapshot_name(name)
-        row = self.find_row(ref)
-        snapshot = self._snapshot(row, SnapshotReason.REQUESTED, name)
-        self._put(row, head_snapshot_id=snapshot.id)
-        self._note(row, "checkpoint", snapshot=snapshot.id, name=name)
-        return snapshot
-
     async def fork(
         self, ctx: Context, ref: str, count: int, *, snapshot: str | None = None, names: tuple[str, ...] = ()
     ) -> list[Workspace | PerdureError]:
@@ -349,84 +323,6 @@ class FakeWorkspaces(FakeTenants, FakeTimers):
             guest.broken.set()
         self.worlds.pop(row.id).end()
         del self.rows[row.id]
-
-    async def snapshots(self, ctx: Context, ref: str) -> list[Snapshot]:
-        return self.history.get(self.find_row(ref).id, [])
-
-    async def lineage(self, ctx: Context, ref: str, page: Page = WHOLE) -> list[SnapshotPlace]:
-        row = self.find_row(ref)
-        found = [one for one in self.history.get(row.id, []) if page.holds(Place(one.created_at, one.id))]
-        return [self._place(row, one) for one in found[: page.sought]]
-
-    def _place(self, row: Workspace, one: Snapshot) -> SnapshotPlace:
-        head = one.id == row.head_snapshot_id
-        branches = tuple(sorted(other.name for other in self.rows.values() if other.forked_from == one.id))
-        holds = {
-            Kept.HEAD: head,
-            Kept.NAMED: one.name is not None,
-            Kept.REQUESTED: one.reason is SnapshotReason.REQUESTED,
-            Kept.ORIGIN: bool(branches),
-        }
-        sizes = node.StoredSizes(one.memory_total_bytes + one.disk_total_bytes, one.memory_bytes)
-        return SnapshotPlace(one, head, tuple(why for why, true in holds.items() if true), branches, (), sizes)
-
-    def _own(self, row: Workspace, ref: str) -> Snapshot:
-        for one in self.history.get(row.id, []):
-            if ref in {one.id, one.name}:
-                return one
-        raise NotFound(f"Workspace {row.name!r} has no snapshot {ref!r}.", hint="'perdure snapshot ls' shows those it has.")
-
-    async def name_snapshot(self, ctx: Context, ref: str, snapshot: str, name: str | None) -> Snapshot:
-        row = self.find_row(ref)
-        if name is not None:
-            checks.check_snapshot_name(name)
-        before = self._own(row, snapshot)
-        if name is not None and any(one.name == name and one is not before for one in self.history[row.id]):
-            raise AlreadyExists(f"Workspace {row.name!r} has a snapshot named {name!r} already.", hint="Choose another name.")
-        after = replace(before, name=name)
-        self.history[row.id] = [after if one is before else one for one in self.history[row.id]]
-        self._note(row, "snapshot-named", snapshot_id=after.id, name=name, was=before.name)
-        return after
-
-    async def push_snapshot(self, ctx: Context, ref: str, snapshot: str | None, *, deadline_s: float | None = None) -> Snapshot:
-        row = self.find_row(ref)
-        wanted = snapshot or row.head_snapshot_id
-        if wanted is None:
-            raise Conflict(f"Workspace {row.name!r} has no snapshot yet.")
-        if not self.has_store:
-            raise Conflict("This server has no object store.", hint="Name one by PERDURE_STORE_URL and start the server again.")
-        if deadline_s == 0:
-            raise DeadlineExceeded(f"Snapshot {wanted} is not in the object store yet; the upload goes on.")
-        one = self._own(row, wanted)
-        stored = replace(one, stored_at=MOMENT, upload=None)
-        self.history[row.id] = [stored if other.id == one.id else other for other in self.history[row.id]]
-        return stored
-
-    async def remove_snapshot(self, ctx: Context, ref: str, snapshot: str) -> Snapshot:
-        row = self.find_row(ref)
-        one = self._own(row, snapshot)
-        place = self._place(row, one)
-        if place.is_head or place.branches:
-            why = f"{row.name!r} wakes from it" if place.is_head else f"{place.branches[0]!r} was forked from it"
-            raise Conflict(f"Snapshot {one.id} of {row.name!r} cannot be removed: {why}.", hint="Delete these first.")
-        self.history[row.id].remove(one)
-        self._note(row, "snapshot-removed", snapshot_id=one.id, name=one.name)
-        return one
-
-    async def verify(
-        self, ctx: Context, ref: str | None, *, snapshot: str | None = None, trial: bool = False
-    ) -> AsyncGenerator[Verifying | Verified, None]:
-        rows = list(self.rows.values()) if ref is None else [self.find_row(ref)]
-        pairs = [(row, one) for row in rows for one in self.history.get(row.id, []) if snapshot in {None, one.id, one.name}]
-        if snapshot is not None and not pairs:
-            raise NotFound(f"There is no snapshot {snapshot!r}.", hint="'perdure snapshot ls' shows those there are.")
-        for done, (row, one) in enumerate(pairs):
-            yield Verifying(row, one, f"snapshots/{one.id}/manifest.json", 1000, done, len(pairs))
-            damage = self.damage.get(one.id, ())
-            is_here = one.id not in self.only_in_store
-            tried = node.Trial(node.TrialKind.MEMORY, "", 1.5, "") if trial and is_here and not damage else None
-            before = one.parent_id if damage else None
-            yield Verified(row, one, damage, tried, before, disk_intact=True, read_from="node" if is_here else "store")
 
     async def report(self, ctx: Context, ref: str) -> ResumeReport | None:
         return self.reports.get(self.find_row(ref).id)

@@ -156,17 +156,8 @@ class Branches:
         at = await self._put_down(owner, at, f"rewind to {ref}, requested by {ctx.principal}", target.id)
         crashpoint(CrashPoint.REWIND_ASLEEP)
         plan = await self._operations.plan_wake(at, None if target.id == at.workspace.head_snapshot_id else target)
-        async with self._store.database.transaction() as tx:
-            await self._store.quotas.admit(tx, ctx.tenant_id, self._to_rewind(at, target))
-            await self._store.hold(tx, target.id)
-            kept = await self._keep_head(tx, at, target.id)
-            change = Change(
-                head=target.id,
-                kept_branch=kept,
-                rewound=f"on request, to snapshot {ref}",
-                body={"snapshot_id": target.id, "kept_branch": kept, "by": ctx.principal},
-            )
-            at = await self._store.move(at, Event.REWIND, change, tx)
+        change = Change(rewound=f"on request, to snapshot {ref}", body={"by": ctx.principal})
+        at, kept = await self._set_back(at, target, self._to_rewind(at, target), Event.REWIND, change)
         crashpoint(CrashPoint.REWIND_RECORDED)
         return await self._start(owner, at, plan, kept)
 
@@ -184,22 +175,21 @@ class Branches:
             )
         plan = await self._operations.plan_wake(at, point)
         past = f", past {found.damaged} that are damaged" if found.damaged else ""
-        async with self._store.database.transaction() as tx:
-            await self._store.quotas.admit(tx, at.workspace.tenant_id, to_wake(at))
-            await self._store.hold(tx, point.id)
-            kept = await self._keep_head(tx, at, point.id)
-            change = Change(
-                head=point.id,
-                kept_branch=kept,
-                rewound=f"on request, to the snapshot before the last{past}",
-                body={
-                    **{"how": Recovery.REWIND.value, "snapshot_id": point.id, "damaged": found.damaged},
-                    **{"kept_branch": kept, "by": by},
-                },
-            )
-            at = await self._store.move(at, Event.RECOVER, change, tx)
+        body = {"how": Recovery.REWIND.value, "damaged": found.damaged, "by": by}
+        change = Change(rewound=f"on request, to the snapshot before the last{past}", body=body)
+        at, kept = await self._set_back(at, point, to_wake(at), Event.RECOVER, change)
         crashpoint(CrashPoint.WAKE_RECORDED)
         return await self._start(owner, at, plan, kept)
+
+    async def _set_back(self, at: Record, to: Point, ask: Ask, event: Event, change: Change) -> tuple[Record, str | None]:
+        """Move the head to an earlier snapshot. Returns the name of the branch that what it was is kept as, too."""
+        async with self._store.database.transaction() as tx:
+            await self._store.quotas.admit(tx, at.workspace.tenant_id, ask)
+            await self._store.hold(tx, to.id)
+            kept = await self._keep_head(tx, at, to.id)
+            body = {**change.body, "snapshot_id": to.id, "kept_branch": kept}
+            at = await self._store.move(at, event, replace(change, head=to.id, kept_branch=kept, body=body), tx)
+        return at, kept
 
     async def _start(self, owner: Owner, at: Record, plan: Plan, kept: str | None) -> Record:
         """From the other state. If it does not come up, the error says where what it was is."""

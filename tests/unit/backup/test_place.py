@@ -11,7 +11,6 @@ import pytest
 
 from perdure.backup.ledger import PlaceLedger
 from perdure.backup.place import MARK, Place, open_place
-from perdure.core import files
 from perdure.snapshots.objects.chunks import bytes_source
 from perdure.snapshots.objects.client import DirectoryObjects
 from perdure.snapshots.objects.keys import PlainKeyring
@@ -19,20 +18,10 @@ from perdure.snapshots.objects.remote import Remote
 from perdure.snapshots.objects.upload import Contents, Uploader
 from perdure.wire.objects import ItemKey, ItemState, Scope
 from tests.fakes.disk import Crash, RecordingDisk
+from tests.fakes.objects import UnsyncedObjects
 
 KEY = ItemKey(Scope("ten_a"), "snp_1")
 DATA = os.urandom(300_000)
-
-
-class Unsynced(DirectoryObjects):
-    """An earlier backup, killed before anything that it put was synced."""
-
-    async def put(self, name: str, data: bytes) -> None:
-        assert isinstance(self._disk, RecordingDisk)
-        path = self._directory / name
-        files.make_dir(path.parent, disk=self._disk)
-        path.write_bytes(data)
-        self._disk.wrote(path)
 
 
 @pytest.mark.parametrize("had_manifest", [False, True])
@@ -48,7 +37,7 @@ async def test_what_a_killed_backup_has_put_is_made_durable_before_it_is_relied_
         _, moved = await Uploader(tools.remote, tools.ledger).upload(Contents(KEY, [bytes_source("disk", DATA)]))
         return moved.packs
 
-    assert await back_up(Unsynced(disk.root / "place", url, disk)) == 1
+    assert await back_up(UnsyncedObjects(disk.root / "place", url, disk)) == 1
     if not had_manifest:
         for path in (disk.root / "place").glob("ten_a/items/*"):
             disk.unlink(path)

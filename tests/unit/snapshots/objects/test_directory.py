@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core import files
 from perdure.core.errors import NotFound, Unavailable
 from perdure.snapshots.objects.client import DirectoryObjects, open_objects
 from perdure.snapshots.objects.remote import Remote
@@ -19,7 +18,7 @@ from perdure.snapshots.objects.upload import put
 from perdure.wire.objects import ItemKey, ItemState
 from tests.fakes.catalogue import FakeCatalogue
 from tests.fakes.disk import Crash, RecordingDisk
-from tests.fakes.objects import Killed
+from tests.fakes.objects import Killed, UnsyncedObjects
 from tests.unit.snapshots.objects.stores import TENANT, Home
 
 NAME = f"{TENANT}/packs/one"
@@ -41,15 +40,11 @@ class FailingDisk(RecordingDisk):
         super().step(operation)
 
 
-class Dying(DirectoryObjects):
-    """An earlier process: killed when an object had its name and nothing of it was synced."""
+class Dying(UnsyncedObjects):
+    """An earlier process: killed when its first object had its name."""
 
     async def put(self, name: str, data: bytes) -> None:
-        assert isinstance(self._disk, RecordingDisk)
-        path = self._directory / name
-        files.make_dir(path.parent, disk=self._disk)
-        path.write_bytes(data)
-        self._disk.wrote(path)
+        await super().put(name, data)
         raise Killed
 
 
