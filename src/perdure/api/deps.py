@@ -10,6 +10,7 @@ from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Query
+from pydantic import Field, JsonValue
 from starlette.requests import HTTPConnection
 
 from perdure.access.limits import Ask, refuse_exec
@@ -114,19 +115,20 @@ def exact_query(connection: HTTPConnection, name: str) -> str:
     return str(values[name][-1])
 
 
-#: Of which the description says how it looks; ``place_of`` judges it, and says what is wrong with another one.
+#: A number of bytes, or an offset of one: as large as an offset in a file can be.
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+#: Of these the description says how they look; ``place_of`` judges them, and says what is wrong with another one.
+_ABSOLUTE: dict[str, JsonValue] = {"pattern": "^/[^\\u0000]*$"}
 PathText = Annotated[
-    str,
-    Query(
-        description="Absolute path in the workspace; with `root`, below that.", json_schema_extra={"pattern": "^/[^\\u0000]*$"}
-    ),
+    str, Query(description="Absolute path in the workspace; with `root`, below that.", json_schema_extra=_ABSOLUTE)
 ]
+AbsoluteText = Annotated[str, Field(json_schema_extra=_ABSOLUTE)]
 
 
 def _place(
     connection: HTTPConnection,
     path: PathText,
-    root: Annotated[str | None, Query(description="A directory that neither `..` nor links may lead out of.")] = None,
+    root: Annotated[AbsoluteText | None, Query(description="A directory that neither `..` nor links may lead out of.")] = None,
 ) -> Place:
     return place_of(None if root is None else exact_query(connection, "root"), exact_query(connection, "path"))
 

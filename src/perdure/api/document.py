@@ -1,4 +1,8 @@
-"""The OpenAPI document: what FastAPI finds in the routes, and what holds for all of them."""
+"""The OpenAPI document: what FastAPI finds in the routes, and what holds for all of them.
+
+A route that answers a stream names the model of its events and the stream's media types, with nothing said of those. In the
+document the schema of NDJSON is that of each line, and the schema of server-sent events that of each event.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ KEY = "key"
 _ERROR = "Error"
 #: Of every route: whatever it asks of the rest may end in any error of the tree.
 ANSWERS: dict[int | str, dict[str, Any]] = {"default": {"model": public.ErrorAnswer}}
+_WITHOUT_ZERO = "^[^\\u0000]*$"
+_JSON, _LINES, _EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 
 
 def describe(app: FastAPI) -> None:
@@ -28,12 +34,43 @@ def describe(app: FastAPI) -> None:
         shared["securitySchemes"] = {KEY: {**scheme, "description": "An API key, pdk_…; over the Unix socket none is needed."}}
         document["security"] = [{KEY: []}]
         for operation in (one for item in document["paths"].values() for one in item.values()):
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    _describe_text(parameter["schema"])
+            for answer in operation["responses"].values():
+                _describe_stream(answer.get("content", {}))
             if (answer := operation["responses"].get("default")) is not None:
                 shared["responses"] = {_ERROR: {**answer, "description": _statuses()}}
                 operation["responses"]["default"] = {"$ref": f"#/components/responses/{_ERROR}"}
         return document
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def _describe_text(schema: dict[str, Any]) -> None:
+    """No text of a query contains NUL (``deps.admit``)."""
+    if schema.get("type") == "string" and not {"pattern", "enum", "format"} & set(schema):
+        schema["pattern"] = _WITHOUT_ZERO
+    for part in schema.get("anyOf", ()):
+        _describe_text(part)
+    if "items" in schema:
+        _describe_text(schema["items"])
+
+
+def _describe_stream(content: dict[str, Any]) -> None:
+    kinds = [kind for kind in (_LINES, _EVENTS) if content.get(kind) == {}]
+    if kinds:
+        schema = content.pop(_JSON)["schema"]  # where FastAPI puts a model, as if the answer were one document
+        content.update({kind: {"schema": schema if kind == _LINES else _event(schema)} for kind in kinds})
+
+
+def _event(schema: dict[str, Any]) -> dict[str, Any]:
+    data = {"type": "string", "contentMediaType": _JSON, "contentSchema": schema}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": data},
+    }
 
 
 def _statuses() -> str:

@@ -6,10 +6,10 @@ import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 from starlette.requests import HTTPConnection
 
-from perdure.api.deps import Bundle
+from perdure.api.deps import Bundle, Bytes
 from perdure.api.streams import NDJSON, Format, event_json
 from perdure.core.errors import InvalidRequest, StaleGeneration
 from perdure.wire import node, public
@@ -27,9 +27,9 @@ LiveHandles = dict[tuple[str, int, str], node.ExecHandle]
 class Follow(BaseModel):
     """Where to go on."""
 
-    stdout_offset: int = Field(default=0, ge=0)
-    stderr_offset: int = Field(default=0, ge=0)
-    wait_s: float | None = Field(default=None, ge=0)
+    stdout_offset: Bytes = 0
+    stderr_offset: Bytes = 0
+    wait_s: public.Seconds | None = None
     generation: int | None = Field(default=None, description="Refuse, and do not wake, if it is not running at this one.")
 
 
@@ -41,9 +41,12 @@ class Offsets:
     stderr: int = 0
 
 
-def begin(connection: HTTPConnection, query: Follow) -> Offsets | None:
+#: What the description says of ``Last-Event-ID``; ``begin`` judges it.
+EVENT_ID: dict[str, JsonValue] = {"pattern": f"^({_END}|[0-9]{{1,18}}-[0-9]{{1,18}})?$"}
+
+
+def begin(last: str, query: Follow) -> Offsets | None:
     """Where a follower goes on: by ``Last-Event-ID``, or as the query says. None: it has had everything."""
-    last = connection.headers.get("last-event-id", "")
     if not last:
         return Offsets(query.stdout_offset, query.stderr_offset)
     if last == _END:

@@ -79,6 +79,8 @@ class Alarms:
         async def job() -> Record:
             at = await self._turns.current(owner)
             wake_at = at.now + when if isinstance(when, timedelta) else when
+            if wake_at is not None:  # of the past one moment is as good as another, but not all can be written in UTC
+                wake_at = max(wake_at, at.now - checks.ALARM_LIMIT)
             body = canonical({"at": None if wake_at is None else in_utc(wake_at), "by": ctx.principal})
             if await self._database.one("alarms.set", id=at.id, wake_at=wake_at, body=body) is None:
                 raise checks.is_deleted(at.workspace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from perdure.access.audit import AuditRow
 from perdure.api import render
@@ -20,8 +20,8 @@ class Page(BaseModel):
     """Which rows, and how long to wait for one."""
 
     tenant: str | None = Field(default=None, description="Of one tenant, by id or name; for the operator, who else sees all.")
-    since: AwareDatetime | None = Field(default=None, alias="from", description="With its offset; none: from the first there is.")
-    after: int = Field(default=0, ge=0, description="The cursor of the page before.")
+    since: public.Moment | None = Field(default=None, alias="from", description="With its offset; none: from the first there is.")
+    after: int = Field(default=0, ge=0, lt=1 << 63, description="The cursor of the page before.")
     limit: int = Field(default=100, ge=1, le=1000)
     wait_s: float = Field(default=0.0, ge=0, le=30, description="Where there is no row yet: how long to wait for one.")
 

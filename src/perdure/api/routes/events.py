@@ -16,7 +16,9 @@ from perdure.journal.feed import FeedEvent, Wanted
 from perdure.wire import public
 
 router = APIRouter(tags=["events"])
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "model": public.FeedEvent}}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "model": public.FeedEvent | public.ErrorAnswer}
+}
 _SEQ_MAX = (1 << 63) - 1
 
 
@@ -28,7 +30,13 @@ async def events(
     workspace: Annotated[str | None, Query(description="Only of those that have, or had, this id or name.")] = None,
     kind: Annotated[list[str], Query(description="Only of these kinds; none: all.", max_length=50)] = [],  # noqa: B006
     follow: Annotated[bool, Query(description="Go on with what happens; false: end where the feed ends.")] = True,
-    last_event_id: Annotated[str, Header(description="As ``after``, which a browser sends when it connects again.")] = "",
+    last_event_id: Annotated[
+        str,
+        Header(
+            description="As ``after``, which a browser sends when it connects again.",
+            json_schema_extra={"pattern": "^([0-9]{1,18})?$"},
+        ),
+    ] = "",
 ) -> ServerSentEvents:
     """What happens to the tenant's workspaces, as server-sent events: in one order, each with its number as id, none left out and
     none twice from that number on. Without ``after`` and ``last``: from now on, or the whole feed where it is not followed."""

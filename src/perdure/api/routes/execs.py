@@ -87,12 +87,15 @@ async def follow_exec(
     query: Annotated[exec_streams.Follow, Query()],
     request: Request,
     call: Call,
+    last_event_id: Annotated[
+        str, Header(description="The id of the last event that arrived.", json_schema_extra=exec_streams.EVENT_ID)
+    ] = "",
 ) -> Response:
     """Attach to a command: its events from these byte offsets on, then live.
 
     As NDJSON, or with ``Accept: text/event-stream`` as server-sent events, which a client takes up by ``Last-Event-ID``.
     """
-    offsets = exec_streams.begin(request, query)
+    offsets = exec_streams.begin(last_event_id, query)
     if offsets is None:
         return Response(status_code=204)
     await exec_streams.check_generation(call, ref, query.generation)

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.api import render
-from perdure.api.deps import Call, GuestPlace, PathText, awake_headers, exact_query
+from perdure.api.deps import AbsoluteText, Bytes, Call, GuestPlace, PathText, awake_headers, exact_query
 from perdure.api.streams import ContentStream
 from perdure.core.errors import InvalidRequest, NotFound, RangeNotSatisfiable
 from perdure.wire import node, public
@@ -21,26 +21,23 @@ from perdure.wire.paths import parent, place_of, shown
 
 router = APIRouter(prefix="/workspaces/{ref}/files", tags=["files"])
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
-MODE: dict[str, Any] = {"json_schema_extra": {"pattern": "^[0-7]{1,4}$"}}  # ``_mode`` judges it
+_MODE = re.compile("[0-7]{1,4}")
+MODE: dict[str, Any] = {"json_schema_extra": {"pattern": f"^{_MODE.pattern}$"}}  # ``mode_of`` judges it
 
 
 def mode_of(text: str | None, default: int | None) -> int | None:
     if text is None:
         return default
-    try:
-        mode = int(text, 8)
-    except ValueError:
-        mode = -1
-    if not 0 <= mode <= 0o7777:
+    if not _MODE.fullmatch(text):
         raise InvalidRequest(f"{text!r} is not a file mode.", hint="Write it in octal, such as 644.")
-    return mode
+    return int(text, 8)
 
 
 class Part(BaseModel):
     """Which bytes, for callers who do not send a Range."""
 
-    offset: int = Field(default=0, ge=0)
-    length: int | None = Field(default=None, ge=0)
+    offset: Bytes = 0
+    length: Bytes | None = None
 
 
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -201,7 +198,7 @@ async def rename(
     call: Call,
     source: PathText,
     destination: PathText,
-    root: Annotated[str | None, Query(description="A directory that both stay below.")] = None,
+    root: Annotated[AbsoluteText | None, Query(description="A directory that both stay below.")] = None,
 ) -> public.Done:
     """Replaces the destination, atomically."""
     below = None if root is None else exact_query(request, "root")
@@ -219,7 +216,7 @@ async def make_link(
     request: Request,
     response: Response,
     call: Call,
-    target: Annotated[str, Query(description="What the link says; it need not exist.")],
+    target: Annotated[str, Query(description="What the link says; it need not exist.", json_schema_extra={"minLength": 1})],
 ) -> public.Done:
     """Make a symbolic link."""
     says = exact_query(request, "target")
@@ -235,7 +232,7 @@ async def set_attributes(
     path: GuestPlace,
     response: Response,
     call: Call,
-    mode: Annotated[str | None, Query(description="Octal.")] = None,
+    mode: Annotated[str | None, Query(description="Octal.", **MODE)] = None,
     owner: Annotated[str | None, Query(description="USER, USER:GROUP or :GROUP; names or numbers.", max_length=200)] = None,
 ) -> public.FileInfo:
     """Change mode and owner, of what a link leads to if it is one."""

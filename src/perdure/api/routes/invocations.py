@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/workspaces/{ref}/invocations", tags=["program"])
 T = TypeVar("T")
-_ANY: dict[str, Any] = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "string"}}}
+_ANY: dict[str, Any] = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": _ANY},
     502: {"model": public.ErrorAnswer, "description": "The program is not ready; the reason is in ``details``. Or it broke."},

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from perdure.api import render
-from perdure.api.deps import Bundle, Call, awake_headers
+from perdure.api.deps import Bundle, Bytes, Call, awake_headers
 from perdure.api.streams import EventSource, EventStream
 from perdure.wire import node, public
 
@@ -24,8 +24,8 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndj
 class LogQuery(BaseModel):
     """Which of what is kept: from a byte offset on, or the last lines; neither: all."""
 
-    offset: int | None = Field(default=None, ge=0)
-    tail: int | None = Field(default=None, ge=0, description="The last so many lines; not beside an offset.")
+    offset: Bytes | None = None
+    tail: Bytes | None = Field(default=None, description="The last so many lines; not beside an offset.")
     follow: bool = Field(default=False, description="And what it writes from then on.")
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.api import render
-from perdure.api.deps import Bundle, Call, GuestPlace, awake_headers, exact_query
+from perdure.api.deps import AbsoluteText, Bundle, Bytes, Call, GuestPlace, awake_headers, exact_query
 from perdure.api.routes.files import Upload, mode_of
 from perdure.api.streams import ArchiveStream, EventSource, EventStream
 from perdure.core.errors import MachineDied, NotFound, StaleGeneration, Unavailable
@@ -40,8 +40,8 @@ async def begin_upload(
     request: Request,
     response: Response,
     call: Call,
-    path: Annotated[str | None, Query(description="Where it is to go, to refuse early what cannot be replaced.")] = None,
-    root: Annotated[str | None, Query()] = None,
+    path: Annotated[AbsoluteText | None, Query(description="Where it is to go, to refuse early what cannot be replaced.")] = None,
+    root: Annotated[AbsoluteText | None, Query()] = None,
 ) -> public.FileUpload:
     """Begin an upload in pieces, or take up the one of this id. What has arrived is kept in the workspace, asleep or awake, for
     a day after its last piece."""
@@ -67,7 +67,7 @@ async def append_upload(
     request: Request,
     response: Response,
     call: Call,
-    offset: Annotated[int, Query(ge=0, description="Must be the bytes it has.")],
+    offset: Annotated[Bytes, Query(description="Must be the bytes it has.")],
 ) -> public.FileUpload:
     """Add the body to it, streamed. When the connection breaks, what had arrived stays: ask for the offset, and go on."""
     upload = Upload(request)
@@ -95,7 +95,7 @@ async def _unless_closing(call: Bundle, work: Coroutine[Any, Any, Result]) -> Re
 class Whole(BaseModel):
     """What the file must be."""
 
-    length: int = Field(ge=0)
+    length: Bytes
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$", description="Compared with the file in the workspace.")
     mode: str | None = Field(default=None, description="Octal; default 644 for a new file, unchanged for an old one.")
     parents: bool = Field(default=False, description="Make missing directories above it.")
@@ -162,7 +162,7 @@ class Attach(BaseModel):
 
     recursive: bool = False
     watch_id: str | None = Field(default=None, max_length=80, description="Go on with this watch, which an earlier stream began.")
-    after: int = Field(default=0, ge=0, description="The last `seq` that was seen of it.")
+    after: Bytes = Field(default=0, description="The last `seq` that was seen of it.")
 
 
 @router.get("/watch", response_class=EventStream, status_code=200, responses=_EVENTS)

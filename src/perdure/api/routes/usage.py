@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
 
 from perdure.api import render
 from perdure.api.deps import Call
@@ -17,8 +16,8 @@ router = APIRouter(tags=["usage"])
 @router.get("/usage")
 async def usage(
     call: Call,
-    since: Annotated[AwareDatetime | None, Query(alias="from", description="With its offset; none: from the beginning.")] = None,
-    until: Annotated[AwareDatetime | None, Query(alias="to", description="With its offset; none: until now.")] = None,
+    since: Annotated[public.Moment | None, Query(alias="from", description="With its offset; none: from the beginning.")] = None,
+    until: Annotated[public.Moment | None, Query(alias="to", description="With its offset; none: until now.")] = None,
     by: public.UsageBy = "workspace",
     workspace: Annotated[str | None, Query(description="Only those that have, or had, this id or name.")] = None,
 ) -> public.UsageReport:

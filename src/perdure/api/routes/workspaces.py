@@ -16,7 +16,8 @@ from perdure.wire import public
 from perdure.workspaces import model
 
 router = APIRouter(prefix="/workspaces", tags=["workspaces"])
-MetadataFilter = Annotated[str, Field(json_schema_extra={"pattern": "^[^=]+="})]  # checked here, for a sentence of our own
+#: Checked here, for a sentence of our own.
+MetadataFilter = Annotated[str, Field(json_schema_extra={"pattern": "^[^=\\u0000]+=[^\\u0000]*$"})]
 
 
 @router.post("", status_code=201)

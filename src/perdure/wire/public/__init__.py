@@ -64,7 +64,7 @@ from perdure.wire.public.files import (
     TreeWritten,
     WatchEvent,
 )
-from perdure.wire.public.idle import AsleepAction, AwakeReason, IdleInfo, WakeAt
+from perdure.wire.public.idle import AsleepAction, AwakeReason, IdleInfo, Moment, WakeAt
 from perdure.wire.public.images import (
     BuildEvent,
     BuildImage,
@@ -241,6 +241,7 @@ __all__ = [
     "MakeBackup",
     "MeterReadings",
     "Meters",
+    "Moment",
     "Name",
     "NameSnapshot",
     "Paged",

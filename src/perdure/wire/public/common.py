@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from perdure.core.ids import SNAPSHOT_NAME, USER_NAME
 
@@ -24,6 +24,8 @@ CLIENT_REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 
 Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400)]
+#: Of a limit that ends something: none at all is null, not 0.
+LimitSeconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
 
 
 def _without_zero(text: str) -> str:
@@ -33,7 +35,11 @@ def _without_zero(text: str) -> str:
 
 
 _WITHOUT_ZERO = AfterValidator(_without_zero)
-Text = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": "^[^\\u0000]*$"}), _WITHOUT_ZERO]
+#: For the description of a text that holds no zero character, which somebody else refuses.
+NO_ZERO: dict[str, JsonValue] = {"pattern": "^[^\\u0000]*$"}
+Text = Annotated[str, Field(max_length=4096, json_schema_extra=NO_ZERO), _WITHOUT_ZERO]
+#: Of an environment variable. Likewise, but for the zero.
+EnvName = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": "^[^=\\u0000]+$"}), _WITHOUT_ZERO]
 #: Of workspaces, keys and tenants, and of snapshots. The patterns are for the API's description: whoever makes the thing refuses
 #: another name, in a sentence that says the rule.
 Name = Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": USER_NAME.pattern}), _WITHOUT_ZERO]
@@ -49,9 +55,18 @@ class Answer(BaseModel):
 
 
 class Body(BaseModel):
-    """Base of everything a client sends. Compiled like an ``Answer``."""
+    """Base of everything a client sends. Compiled like an ``Answer``. A value has the type that the description says: "5" is no
+    number, and 1 is not true. (JSON has no enums and no times, so fields of these kinds say that they read text.)"""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, given: object) -> object:
+        """In JSON 5.0 is as good a whole number as 5."""
+        if not isinstance(given, dict):
+            return given
+        return {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in given.items()}
 
 
 def compile_all() -> None:

@@ -26,8 +26,10 @@ class FeedEvent(Answer):
 class CreateWebhook(Body):
     """``events``: kinds as in a thread, such as ``hibernated`` and ``failed``; none means all."""
 
-    url: Annotated[str, Field(max_length=2048)]
-    events: list[Text] = Field(default_factory=list, max_length=50)
+    url: Annotated[str, Field(max_length=2048, json_schema_extra={"pattern": "^https?://[!-~]+$"})]
+    events: list[Annotated[Text, Field(json_schema_extra={"minLength": 1, "maxLength": 50})]] = Field(
+        default_factory=list, max_length=50
+    )
 
 
 class WebhookInfo(Answer):

@@ -7,10 +7,10 @@ import struct
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from perdure.wire.node import ExecEnd
-from perdure.wire.public.common import Answer, Body, ErrorInfo, Seconds, Text
+from perdure.wire.public.common import Answer, Body, EnvName, ErrorInfo, LimitSeconds, Seconds, Text
 
 #: How output travels in a WebSocket's binary messages: stream (1 stdout, 2 stderr), offset of the first byte, then the bytes.
 _OUTPUT = struct.Struct(">BQ")
@@ -39,6 +39,9 @@ class PtySize(Body):
     cols: Lines = 80
 
 
+_Word = Annotated[str, Field(max_length=1 << 17)]
+
+
 class StartExec(Body):
     """A command. ``wait_s`` is how long the call waits (the command goes on afterwards); the limits end the command.
 
@@ -47,17 +50,21 @@ class StartExec(Body):
     it writes is all stdout, it always has stdin, and without a command it is the user's login shell.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["argv"]}, {"required": ["shell"]}, {"required": ["pty"]}]}
+    )
+
     exec_id: Annotated[str, Field(pattern=r"^exe_[0-9a-z]{8,40}$")] | None = None
-    argv: Annotated[list[Annotated[str, Field(max_length=1 << 17)]], Field(min_length=1, max_length=10000)] | None = None
+    argv: Annotated[list[_Word], Field(min_length=1, max_length=10000)] | None = None
     shell: Annotated[str, Field(max_length=1 << 20)] | None = None
-    env: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
+    env: dict[EnvName, _Word] = Field(default_factory=dict, max_length=1000)
     cwd: Text | None = None
     user: Text | None = None
     stdin: bool = False
     background: bool = False
     wait_s: Seconds | None = None
-    run_limit_s: Seconds | None = None
-    idle_limit_s: Seconds | None = None
+    run_limit_s: LimitSeconds | None = None
+    idle_limit_s: LimitSeconds | None = None
     kill_grace_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
     pty: PtySize | None = None
 
@@ -69,6 +76,8 @@ class StartExec(Body):
             raise ValueError("the command's first word is empty")
         if any("\0" in word for word in [*(self.argv or [self.shell or ""]), *self.env, *self.env.values()]):
             raise ValueError("a command and its environment cannot contain NUL")
+        if any(not name or "=" in name for name in self.env):
+            raise ValueError("an environment variable's name is not empty and has no '='")
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, model_validator
 
 from perdure.wire.public.common import Answer, Body, Seconds
 
@@ -39,12 +39,19 @@ def _written(value: object) -> object:
     return value
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_written)]
+Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_written)]
 
 
 class WakeAt(Body):
     """Exactly one of the two. ``at`` is a time with its offset from UTC, or null: not any more. ``in_s`` counts from now on the
     server's clock."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": ["at"]}, {"required": ["in_s"], "properties": {"in_s": {"type": "number"}}}],
+            "maxProperties": 1,
+        }
+    )
 
     at: Moment | None = None
     in_s: Seconds | None = None

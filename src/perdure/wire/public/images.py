@@ -6,7 +6,7 @@ import base64
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from perdure.wire.public.common import Answer, Base64, Body, ErrorInfo, Text
 
@@ -54,6 +54,10 @@ class PrunedImages(Answer):
 class BuildImage(Body):
     """``recipe`` is the TOML text, ``shipped`` the name of a recipe that comes with the server; without both: ``base``.
     ``sources``: the files a recipe names as ``source``, by that name. ``if_missing``: keep an image that is current already."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"properties": {"recipe": {"type": "null"}}}, {"properties": {"shipped": {"type": "null"}}}]}
+    )
 
     recipe: Annotated[str, Field(max_length=1 << 20)] | None = None
     shipped: Text | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from perdure.wire.public.common import Answer, Body, ErrorInfo, Text
 from perdure.wire.public.workspaces import UploadInfo
@@ -13,6 +13,15 @@ from perdure.wire.public.workspaces import UploadInfo
 class VerifySnapshots(Body):
     """Without ``workspace``: the snapshots of all workspaces. ``snapshot`` is one of the workspace's, by id or name. ``boot``:
     start each that is whole in a throwaway machine, too."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"snapshot": {"type": "null"}}},
+                {"properties": {"workspace": {"type": "string"}}, "required": ["workspace"]},
+            ]
+        }
+    )
 
     workspace: Text | None = None
     snapshot: Text | None = None

@@ -15,7 +15,7 @@ class CreateKey(Body):
     """``tenant``: an id or a name, for the operator only; without it the key is for the tenant of whoever makes it."""
 
     name: Name
-    scopes: list[KeyScope] = Field(min_length=1, max_length=len(KeyScope))
+    scopes: list[Annotated[KeyScope, Field(strict=False)]] = Field(min_length=1, max_length=len(KeyScope))
     expires_s: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = Field(
         default=None, description="Seconds from now; null: it does not expire."
     )

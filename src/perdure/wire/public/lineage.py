@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from perdure.wire.public.common import Body, Paged, SnapshotName
 from perdure.wire.public.idle import AsleepAction, Days
-from perdure.wire.public.workspaces import KeepSnapshots, SnapshotInfo, Timer
+from perdure.wire.public.workspaces import IdleTimer, KeepSnapshots, SnapshotInfo, Timer
 
 
 class SnapshotPlace(SnapshotInfo):
@@ -44,7 +44,7 @@ class ConfigureWorkspace(Body):
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
     keep_snapshots: KeepSnapshots | Literal["default"] | None = None
-    idle_timeout_s: Timer | None = None
+    idle_timeout_s: IdleTimer | None = None
     checkpoint_interval_s: Timer | None = None
     asleep_after_days: Days | None = None
     asleep_action: AsleepAction | None = None

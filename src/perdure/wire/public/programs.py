@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from perdure.wire.node import PROGRAM_PORT, PROGRAM_STOP_GRACE_S, PingStatus, ProgramState, Restart
-from perdure.wire.public.common import Answer, Body, ErrorInfo, Text
+from perdure.wire.public.common import Answer, Body, EnvName, ErrorInfo, Text
 
 #: Headers of the container contract: what of an invocation's headers reaches the program, and what it is told of each.
 RUNTIME_PREFIX = "x-amzn-bedrock-agentcore-runtime-"
@@ -24,11 +24,11 @@ class SetProgram(Body):
     """A program that the workspace keeps running. ``env`` is added to the workspace's environment; ``PORT`` is in it anyway."""
 
     argv: Annotated[list[_Word], Field(min_length=1, max_length=1000)]
-    env: dict[Text, _Word] = Field(default_factory=dict, max_length=1000)
+    env: dict[EnvName, _Word] = Field(default_factory=dict, max_length=1000)
     cwd: Text | None = Field(default=None, description="Default: the user's home.")
     user: Text | None = Field(default=None, description="Name or uid[:gid] in the workspace; default root.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(default=PROGRAM_PORT, description="Where it answers invocations.")
-    restart: Restart = Field(default=Restart.ALWAYS, description="What happens when it ends by itself.")
+    restart: Restart = Field(default=Restart.ALWAYS, strict=False, description="What happens when it ends by itself.")
     stop_grace_s: Annotated[float, Field(ge=0, le=3600)] = Field(default=PROGRAM_STOP_GRACE_S, description="SIGTERM to SIGKILL.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from perdure.wire.public.common import Answer, Body
 
@@ -14,6 +14,8 @@ Gib = Annotated[float, Field(ge=0, le=1 << 40, allow_inf_nan=False)]
 
 class SetQuota(Body):
     """Limits that are left out stay; null takes one away."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
     workspaces: Count | None = None
     memory_awake_mib: Count | None = None

@@ -6,10 +6,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from perdure.wire.node import Isolation, MemoryFate
-from perdure.wire.public.common import Answer, Body, ErrorInfo, Name, Paged, Seconds, SnapshotName, Text
+from perdure.wire.public.common import NO_ZERO, Answer, Body, ErrorInfo, Name, Paged, Seconds, SnapshotName, Text
 from perdure.wire.public.idle import AsleepAction, Days, IdleInfo
 
 
@@ -35,6 +35,9 @@ KeepSnapshots = Annotated[int, Field(ge=0, le=1000)]
 
 #: Bounds in the description are those of the service, which says the rule where one is crossed; what is checked here is wider.
 Timer = Annotated[float, Field(ge=0, le=10 * 365 * 86400, json_schema_extra={"maximum": 366 * 86400})]
+_NEVER_OR_MORE: dict[str, JsonValue] = {"maximum": 366 * 86400, "anyOf": [{"const": 0}, {"minimum": 5}]}
+IdleTimer = Annotated[float, Field(ge=0, le=10 * 365 * 86400, json_schema_extra=_NEVER_OR_MORE)]
+_ShortText = Annotated[str, Field(max_length=1 << 17, json_schema_extra={"maxLength": 4096, **NO_ZERO})]
 #: Something that no other request of the tenant has.
 RequestKey = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{8,64}$")]
 
@@ -113,13 +116,13 @@ class CreateWorkspace(Body):
     memory_mib: Annotated[int, Field(ge=16, le=1 << 20, json_schema_extra={"minimum": 128})] | None = None
     vcpus: Annotated[int, Field(ge=1, le=256, json_schema_extra={"maximum": 64})] | None = None
     disk_gib: Annotated[int, Field(ge=1, le=65536, json_schema_extra={"maximum": 2048})] | None = None
-    idle_timeout_s: Timer | None = None
+    idle_timeout_s: IdleTimer | None = None
     checkpoint_interval_s: Timer | None = None
     keep_snapshots: KeepSnapshots | None = None
     asleep_after_days: Days | None = None
     asleep_action: AsleepAction = "keep"
     egress_allow: list[Text] = Field(default_factory=list, max_length=1000)
-    environment: dict[Text, Annotated[str, Field(max_length=1 << 17)]] = Field(default_factory=dict, max_length=1000)
+    environment: dict[Text, _ShortText] = Field(default_factory=dict, max_length=1000, json_schema_extra={"maxProperties": 100})
     metadata: dict[Text, Text] = Field(default_factory=dict, max_length=100)
     request_key: RequestKey | None = Field(
         default=None, description="Of the caller's choice: the same request makes nothing again while the workspace is there."
