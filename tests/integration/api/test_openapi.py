@@ -33,7 +33,7 @@ DEADLINE_S = 60
 LINES = "application/x-ndjson"
 #: How long a stream that shows a command may last, which a command without an end would make endless.
 STREAM_S = 0.05
-EXEC_ID, UPLOAD_ID = "exe_0123456789", "upl_0123456789"
+EXEC_ID, ENDED_ID, UPLOAD_ID = "exe_0123456789", "exe_9876543210", "upl_0123456789"
 
 #: Routes that are not walked here, and why not.
 ELSEWHERE = {
@@ -103,7 +103,10 @@ def _operation(name: str) -> dict[str, Any]:
             "positive_data_acceptance": {"expected-statuses": positive},
             "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", *server]},
         },
-        "parameters": {"query.cursor": seq_cursor(0) if name == "workspace_log" else NO_PLACE},
+        "parameters": {
+            "query.cursor": seq_cursor(0) if name == "workspace_log" else NO_PLACE,
+            **({"path.exec_id": ENDED_ID} if name == "follow_python" else {}),  # a cell is followed to its end
+        },
     }
 
 
@@ -167,7 +170,13 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
-        asyncio.run_coroutine_threadsafe(self._stack.aclose(), self._loop).result(DEADLINE_S)
+
+        async def end() -> None:
+            await self._stack.aclose()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:  # of commands that the fake guest still runs
+                task.cancel()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(DEADLINE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(DEADLINE_S)
         self._loop.close()
@@ -182,7 +191,8 @@ class Served:
         return answer.json()
 
     def reset(self) -> None:
-        """One workspace, awake, with a snapshot, files, a command that waits for input, and an upload that has begun."""
+        """One workspace, awake, with a snapshot, files, a command that waits for input, one that has ended, and an upload that
+        has begun."""
         while found := self._make("GET", "workspaces")["workspaces"]:
             for one in found:
                 self.http.delete(f"/v1/workspaces/{one['id']}")
@@ -192,6 +202,7 @@ class Served:
         self._make("PUT", "workspaces/demo/files/content", params={"path": "/x"}, content=b"content")
         cat = {"argv": ["cat"], "stdin": True, "background": True, "exec_id": EXEC_ID}
         self._make("POST", "workspaces/demo/execs", json=cat)
+        self._make("POST", "workspaces/demo/execs", json={"argv": ["true"], "background": True, "exec_id": ENDED_ID})
         self._make("PUT", f"workspaces/demo/files/uploads/{UPLOAD_ID}")
         self.is_used = False
 

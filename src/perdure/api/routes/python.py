@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from perdure.api import exec_streams
-from perdure.api.deps import Bundle, Call, awake_headers
+from perdure.api.deps import Bundle, Bytes, Call, awake_headers
 from perdure.api.kernels.talk import Kernels
 from perdure.api.streams import EventSource, EventStream
 from perdure.core import ids
@@ -31,7 +31,7 @@ class FollowCell(BaseModel):
     """Where to go on."""
 
     context: public.Context = public.DEFAULT_CONTEXT
-    offset: int = Field(default=0, ge=0, description="That of the last event that arrived.")
+    offset: Bytes = Field(default=0, description="That of the last event that arrived.")
     generation: int | None = Field(default=None, description="Refuse, and do not wake, if it is not running at this one.")
 
 
