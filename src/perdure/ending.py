@@ -7,7 +7,7 @@ import signal
 
 import structlog
 
-from perdure.core import supervisor
+from perdure.core import supervisor, waits
 from perdure.core.config import Settings
 from perdure.core.stop import StopReport
 from perdure.workspaces.shutdown import StopOrder
@@ -16,6 +16,11 @@ from perdure.workspaces.shutdown import StopOrder
 MORE_TIME_S = 300.0
 
 log = structlog.get_logger(__name__)
+
+
+def _tell_waits() -> None:
+    for line in waits.of_tasks():
+        log.info("waiting", task=line)
 
 
 class Ending:
@@ -29,7 +34,8 @@ class Ending:
         self._notify_socket = notify_socket
 
     def listen(self) -> None:
-        """Take the signals; see ``wiring``. A SIGHUP that was ignored at the start (nohup) stays so."""
+        """Take the signals; see ``wiring``. A SIGHUP that was ignored at the start (nohup) stays so. SIGUSR2 asks for nothing but
+        words in the log on what all tasks wait for."""
         loop = asyncio.get_running_loop()
         asking = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -37,6 +43,7 @@ class Ending:
         for number in asking:
             loop.add_signal_handler(number, self.ask)
         loop.add_signal_handler(signal.SIGQUIT, self.insist)
+        loop.add_signal_handler(signal.SIGUSR2, _tell_waits)
 
     def ask(self) -> None:
         if self.asked.is_set():
