@@ -46,10 +46,12 @@ async def build_image(recipe: Recipe, store: ImageStore, options: BuildOptions |
     """
     options = options or BuildOptions()
     name = options.name or recipe.name
-    async with store.only_one("build"):
+    if options.if_missing and (present := current(recipe, store, name)) and is_current_agent(present, store):
+        return present  # nor does it wait for somebody else's build
+    async with store.only_one("build", lambda: options.progress(Progress(Step.WAITING, "Another build is under way"))):
         present = current(recipe, store, name)
         if present is not None and options.if_missing and is_current_agent(present, store):
-            return present
+            return present  # whom we waited for has built it
         _check_room(store.root)
         mode = await choose_mode()
         await remove_all(store.left_builds(), mode)

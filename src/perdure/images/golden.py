@@ -85,7 +85,8 @@ async def ensure_golden(spec: GoldenSpec) -> Golden:
         return found
     mark = fingerprint(await golden_parts(spec))
     name = _directory_name(spec.size, mark)
-    async with spec.store.only_one(f"golden-{spec.image.digest[:16]}-{name}"):
+    waits = Progress(Step.WAITING, f"Somebody else boots {spec.image.name} with {spec.size.memory_mib} MiB")
+    async with spec.store.only_one(f"golden-{spec.image.digest[:16]}-{name}", lambda: spec.progress(waits)):
         final = spec.image.directory / "golden" / name
         if not (final / "golden.json").is_file():
             with spec.store.scratch("golden", spec.image.directory / "golden") as scratch:

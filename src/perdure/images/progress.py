@@ -10,6 +10,7 @@ from enum import StrEnum
 class Step(StrEnum):
     """The steps of a build in their order; a step whose result is in the cache is not told."""
 
+    WAITING = "waiting"
     AGENT_PACKAGES = "agent-packages"
     AGENT_DISK = "agent-disk"
     PACKAGES = "packages"

@@ -215,17 +215,19 @@ class ImageStore:
             os.close(lock)
 
     @asynccontextmanager
-    async def only_one(self, what: str) -> AsyncIterator[None]:
-        """Hold a lock between processes (and between tasks of one): the second waits until the first is done."""
+    async def only_one(self, what: str, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Hold a lock between processes and tasks: the second calls ``on_wait`` and waits until the first is done."""
         files.make_dir(self.root / "locks")
         descriptor = os.open(self.root / "locks" / what, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        waiting = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            # The thread cannot be interrupted; the lock is given back the moment it gets it.
-            waiting.add_done_callback(lambda _: os.close(descriptor))
-            raise
+        if not _lock(descriptor):
+            on_wait()
+            waiting = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                # The thread cannot be interrupted; the lock is given back the moment it gets it.
+                waiting.add_done_callback(lambda _: os.close(descriptor))
+                raise
         try:
             yield
         finally:
@@ -235,18 +237,24 @@ class ImageStore:
 _REBUILD = "Remove the image with 'perdure image rm' and build it again."
 
 
+def _lock(descriptor: int) -> bool:
+    """Take the lock of an open file; False when somebody has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _is_locked(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _lock(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 T = TypeVar("T")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -199,7 +200,9 @@ async def test_only_one_process_at_a_time(store: ImageStore) -> None:
     process.start()
     try:
         assert await asyncio.to_thread(entered.wait, 60)
-        waiting = asyncio.create_task(_enter(store))
+        told = asyncio.Event()
+        waiting = asyncio.create_task(_enter(store, told.set))
+        await asyncio.wait_for(told.wait(), 30)
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         leave.set()
@@ -219,6 +222,13 @@ async def test_a_cancelled_wait_gives_the_lock_back(store: ImageStore) -> None:
     await asyncio.wait_for(_enter(store), 30)
 
 
-async def _enter(store: ImageStore) -> None:
-    async with store.only_one("golden"):
+async def test_nobody_is_told_of_a_wait_that_is_none(store: ImageStore) -> None:
+    told: list[bool] = []
+    await _enter(store, lambda: told.append(True))
+    await _enter(store, lambda: told.append(True))
+    assert told == []
+
+
+async def _enter(store: ImageStore, on_wait: Callable[[], None] = lambda: None) -> None:
+    async with store.only_one("golden", on_wait):
         pass
