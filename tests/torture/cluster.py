@@ -34,6 +34,8 @@ class Cluster:
             self._is_up = True
             await self._create(_TEMPLATE, "template0")
             await asyncio.to_thread(migrate, self._postgres.url(_TEMPLATE))
+        elif self.pid() is None:
+            await self.start()  # a round that was cut off while it was being started again must not cost all that follow
         await self._create(name, _TEMPLATE)
         return self._postgres.url(name)
 
