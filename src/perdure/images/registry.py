@@ -14,7 +14,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -221,12 +223,12 @@ class ImageStore:
         descriptor = os.open(self.root / "locks" / what, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not _lock(descriptor):
             on_wait()
-            waiting = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
+            locked = _lock_in_thread(descriptor)
             try:
-                await asyncio.shield(waiting)
+                await asyncio.wrap_future(locked)
             except asyncio.CancelledError:
                 # The thread cannot be interrupted; the lock is given back the moment it gets it.
-                waiting.add_done_callback(lambda _: os.close(descriptor))
+                locked.add_done_callback(lambda _: os.close(descriptor))
                 raise
         try:
             yield
@@ -244,6 +246,20 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _lock_in_thread(descriptor: int) -> Future[None]:
+    """Wait for a lock in a thread of its own: were it one of those that all share, enough who wait would keep the one who has the
+    lock from ending his work. A process does not wait for it at its end."""
+    locked: Future[None] = Future()
+    locked.set_running_or_notify_cancel()  # from here on nobody can cancel it
+
+    def wait() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        locked.set_result(None)
+
+    threading.Thread(target=wait, name="perdure-lock", daemon=True).start()
+    return locked
 
 
 def _is_locked(path: Path) -> bool:

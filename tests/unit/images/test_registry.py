@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,6 +224,34 @@ async def test_a_cancelled_wait_gives_the_lock_back(store: ImageStore) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
     await asyncio.wait_for(_enter(store), 30)
+
+
+async def test_many_who_wait_do_not_keep_the_one_who_works_from_ending(store: ImageStore) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with store.only_one("golden"):
+        told = [asyncio.Event() for _ in range(3)]
+        waiting = [asyncio.create_task(_enter(store, one.set)) for one in told]
+        for one in told:
+            await asyncio.wait_for(one.wait(), 30)
+        await asyncio.wait_for(asyncio.to_thread(store.sweep), 30)
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+
+
+def _wait_for_it(root: Path, waits: Any) -> None:
+    asyncio.run(_enter(ImageStore(root), waits.set))
+
+
+async def test_who_waits_can_be_interrupted(store: ImageStore) -> None:
+    context = multiprocessing.get_context("spawn")
+    waits = context.Event()
+    process = context.Process(target=_wait_for_it, args=(store.root, waits))
+    async with store.only_one("golden"):
+        process.start()
+        assert await asyncio.to_thread(waits.wait, 60)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        await asyncio.to_thread(process.join, 60)
+        assert process.exitcode is not None, "it does not wait for the lock at its end"
 
 
 async def test_nobody_is_told_of_a_wait_that_is_none(store: ImageStore) -> None:
