@@ -2,7 +2,8 @@
 
     PerdureError
     ├── InvalidRequest        the caller's input is wrong; the same call will fail again
-    │   └── PathEscape        a path or name that would leave the place it belongs to
+    │   ├── PathEscape        a path or name that would leave the place it belongs to
+    │   └── PayloadTooLarge   one payload or error of an execution is over its limit; ``details`` say which
     ├── Unauthenticated       no key, or one that is not known
     ├── Forbidden             known, but not allowed (Host or Origin included)
     │   └── MissingScope      the key is for less than that; ``details`` say what it needs
@@ -14,7 +15,13 @@
     ├── Conflict              the thing exists or is in a state that refuses the call
     │   ├── AlreadyExists
     │   ├── KeyReused         the idempotency key stands for another request
-    │   └── StaleGeneration   the caller acts on an incarnation that is gone
+    │   ├── StaleGeneration   the caller acts on an incarnation that is gone
+    │   ├── StaleCheckpoint   another invocation, or another checkpoint of this one, has come since that token
+    │   ├── StaleInvocation   the invocation that is spoken of is over
+    │   ├── NotDue            nothing asks for an invocation of that execution now
+    │   ├── CodeChanged       the execution is bound to the code it began with, and the worker has other code
+    │   ├── CallbackClosed    the callback was completed before, timed out, or its execution has ended
+    │   └── ExecutionEnded    the execution has ended, so it takes no such call any more
     ├── Unavailable           may work later, nothing was done
     │   ├── Busy              an inbox or queue with a named limit is full
     │   ├── DeadlineExceeded  the wait ended before the answer; ``ambiguous`` when work had begun
@@ -106,6 +113,13 @@ class PathEscape(InvalidRequest):
     code = "path_escape"
 
 
+class PayloadTooLarge(InvalidRequest):
+    """``details``: ``limit`` names the setting, ``limit_bytes`` its value, ``size_bytes`` what came."""
+
+    code = "payload_too_large"
+    default_hint = "Put the data into a file or an object store and hand its name on, or raise the limit."
+
+
 class RangeNotSatisfiable(InvalidRequest):
     code = "range_not_satisfiable"
     status = 416
@@ -183,6 +197,42 @@ class StaleGeneration(Conflict):
     code = "stale_generation"
     gone = True
     default_hint = "Look the workspace up again; it has been woken, rewound or forked since."
+
+
+class StaleCheckpoint(Conflict):
+    """Its message begins as AWS's does: the SDKs know by those words that the invocation is to end and not the execution."""
+
+    code = "stale_checkpoint"
+    default_hint = "End this invocation; another one has begun or will begin."
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Invalid checkpoint token: {why}.")
+
+
+class StaleInvocation(Conflict):
+    code = "stale_invocation"
+    gone = True
+
+
+class NotDue(Conflict):
+    code = "not_due"
+
+
+class CodeChanged(Conflict):
+    """``details``: ``expected`` and ``found`` are digests of code."""
+
+    code = "code_changed"
+    default_hint = "Start a worker with the code that the execution began with, or resume it with code='any'."
+
+
+class CallbackClosed(Conflict):
+    code = "callback_closed"
+    gone = True
+
+
+class ExecutionEnded(Conflict):
+    code = "execution_ended"
+    gone = True
 
 
 class Unavailable(PerdureError):
