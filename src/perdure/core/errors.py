@@ -200,13 +200,8 @@ class StaleGeneration(Conflict):
 
 
 class StaleCheckpoint(Conflict):
-    """Its message begins as AWS's does: the SDKs know by those words that the invocation is to end and not the execution."""
-
     code = "stale_checkpoint"
     default_hint = "End this invocation; another one has begun or will begin."
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"Invalid checkpoint token: {why}.")
 
 
 class StaleInvocation(Conflict):

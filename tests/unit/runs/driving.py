@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure.runs.engine import Answer, Checkpoint, Command, Decision, Invoke, Op, Rules, State
+from perdure.runs.engine import Answer, Checkpoint, Command, Decision, Invoke, Op, Reason, Rules, State, standing
 from perdure.runs.protocol import (
     Action,
     CallbackOptions,
@@ -100,3 +100,22 @@ class Driver:
     def ids(self, decision: Decision) -> list[str]:
         assert decision.reply is not None
         return [op.id for op in decision.reply.operations]
+
+
+def reason(driver: Driver) -> Reason:
+    return standing(driver.state).reason
+
+
+def the_callback(driver: Driver, op_id: str = "c") -> str:
+    callback_id = driver.op(op_id).callback_id
+    assert callback_id is not None
+    return callback_id
+
+
+def waiting(*, rules: Rules | None = None) -> Driver:
+    """It waits for a callback, and nothing is in flight."""
+    driver = Driver(rules=rules)
+    driver.invoke()
+    driver.send(callback("c"))
+    driver.answer()
+    return driver

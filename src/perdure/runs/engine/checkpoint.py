@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import StaleCheckpoint
 from perdure.runs.engine import facts
 from perdure.runs.engine.batch import check_batch, record
 from perdure.runs.engine.commands import Checkpoint, Reply, StartChild
 from perdure.runs.engine.deciding import Draft, share_used, watch_limits, will_pass_limit
 from perdure.runs.engine.state import Invocation, Op, State
-from perdure.runs.protocol import Action, CheckpointToken, ExecutionStatus, OperationType, OperationUpdate, parse_token
+from perdure.runs.protocol import (
+    Action,
+    CheckpointToken,
+    ExecutionStatus,
+    OperationType,
+    OperationUpdate,
+    parse_token,
+    stale_token,
+)
 
 
 def current_token(state: State) -> str:
@@ -46,15 +53,15 @@ def require_token(state: State, text: str) -> Invocation:
     """The invocation in flight, if the token is of it and of its last checkpoint. Raises StaleCheckpoint."""
     token, invocation = parse_token(text), state.invocation
     if token.execution_id != state.id:
-        raise StaleCheckpoint("it is of another execution")
+        raise stale_token("it is of another execution")
     if state.has_ended:
-        raise StaleCheckpoint("the execution has ended")
+        raise stale_token("the execution has ended")
     if invocation is None or token.invocation != invocation.number:
-        raise StaleCheckpoint("its invocation is over")
+        raise stale_token("its invocation is over")
     if token.number != state.number:
-        raise StaleCheckpoint("another checkpoint has been recorded since")
+        raise stale_token("another checkpoint has been recorded since")
     if invocation.is_withheld:
-        raise StaleCheckpoint("this invocation was told to stop")
+        raise stale_token("this invocation was told to stop")
     return invocation
 
 
@@ -68,7 +75,7 @@ def _repeated(state: State, command: Checkpoint) -> Reply | None:
     if state.has_ended or last.is_withheld:
         return Reply(None)
     if state.invocation is None:
-        raise StaleCheckpoint("its invocation is over")
+        raise stale_token("its invocation is over")
     return Reply(current_token(state), tuple(state.touched_since(last.since)))
 
 

@@ -47,6 +47,7 @@ from perdure.runs.protocol.names import (
     parse_callback_id,
     parse_marker,
     parse_token,
+    stale_token,
 )
 from perdure.runs.protocol.operations import (
     CallbackDetails,
@@ -150,4 +151,5 @@ __all__ = [
     "parse_marker",
     "parse_token",
     "size_bytes",
+    "stale_token",
 ]

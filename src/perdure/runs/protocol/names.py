@@ -61,6 +61,11 @@ class CheckpointToken:
         return _encode(f"c1 {self.execution_id} {self.invocation} {self.number}")
 
 
+def stale_token(why: str) -> StaleCheckpoint:
+    """In AWS's words: by them the SDKs know that the invocation is to end, and not the execution."""
+    return StaleCheckpoint(f"Invalid checkpoint token: {why}.")
+
+
 def parse_token(text: str) -> CheckpointToken:
     """Raises StaleCheckpoint for what is not a token: nobody can tell it from one of an older release."""
     try:
@@ -69,7 +74,7 @@ def parse_token(text: str) -> CheckpointToken:
             return CheckpointToken(execution, int(invocation), int(number))
     except ValueError:
         pass
-    raise StaleCheckpoint("it is not one of ours")
+    raise stale_token("it is not one of ours")
 
 
 @dataclass(frozen=True, slots=True)
