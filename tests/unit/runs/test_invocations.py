@@ -291,7 +291,10 @@ def test_an_execution_times_out() -> None:
     driver.send(callback("c"))
     driver.answer()
     assert standing(driver.state).timer_at == DAY + timedelta(seconds=100)
+    driver.do(CompleteCallback(the_callback(driver), "yes"))
     driver.pass_time(100)
+    with pytest.raises(NotDue):
+        driver.do(Invoke("late"))
     decision = driver.do(Tick())
     assert (driver.state.status, reason(driver)) == (ExecutionStatus.TIMED_OUT, Reason.ENDED)
     assert any(isinstance(todo, Finish) for todo in decision.todo)
@@ -339,6 +342,17 @@ def test_a_replay_that_does_not_fit_changed_code_waits_for_somebody(driver: Driv
     driver.invoke("v1")
     driver.answer(InvocationStatus.FAILED, error=said)
     assert driver.state.status is ExecutionStatus.FAILED, "with the code it began with it is a defect"
+
+
+def test_a_replay_that_does_not_fit_while_it_is_being_paused_is_asked_for_again(driver: Driver) -> None:
+    said = ErrorObject(error_type="NonDeterministicExecutionError")
+    driver.do(Fail(1, Failure.RETURNED))
+    driver.invoke("v2")
+    driver.do(Pause())
+    driver.answer(InvocationStatus.FAILED, error=said)
+    assert driver.state.status is ExecutionStatus.PAUSED
+    driver.do(Resume())
+    assert reason(driver) is Reason.INVOKE
 
 
 # --------------------------------------------------------------------------------------------------------------------- one reason

@@ -175,6 +175,14 @@ def test_events_without_data_say_only_that_there_is_some() -> None:
     assert told[0]["ExecutionStartedDetails"]["Input"] == {"Truncated": True}
 
 
+def test_a_chained_invoke_names_the_execution_that_it_started() -> None:
+    driver = story()
+    told = [event_wire(event) for event in events(driver.world.runs[driver.id].history, children={"i": "arn:child"})]
+    started = [event["ChainedInvokeStartedDetails"] for event in told if event["EventType"] == "ChainedInvokeStarted"]
+    assert started[0]["DurableExecutionArn"] == "arn:child" and started[0]["ExecutedVersion"] == "$LATEST"
+    assert "DurableExecutionArn" not in started[1]
+
+
 def test_a_history_folds_to_the_same_in_any_pieces() -> None:
     driver = story()
     history: list[Entry] = driver.world.runs[driver.id].history

@@ -95,6 +95,8 @@ def _invoke(draft: Draft, command: Invoke) -> None:
         raise NotDue(f"Invocation {state.invocation.number} of it is in flight.")
     if state.is_paused or not state.owed or (state.not_before is not None and state.not_before > draft.now):
         raise NotDue("Nothing asks for an invocation of it now.")
+    if state.running_deadline is not None and state.running_deadline <= draft.now:
+        raise NotDue("Its time is over, and that is about to be recorded.")
     _check_code(draft, command.digest)
     changed = state.touched_since(state.known)
     draft.add(facts.Invoked(invocation=state.invocations + 1, request_id=command.request_id, digest=command.digest))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 
 from perdure.runs.engine import facts
 from perdure.runs.engine.facts import Entry, Recorded
@@ -33,6 +34,7 @@ class _Known:
 @dataclass(slots=True)
 class _Reader:
     with_data: bool
+    children: Mapping[str, str]
     operations: dict[str, _Known] = field(default_factory=dict)
     invoked: facts.Invoked | None = None
     invoked_at: datetime | None = None
@@ -60,9 +62,13 @@ _ENDS = {
 }
 
 
-def events(history: Iterable[Entry], *, with_data: bool = True) -> Iterator[Event]:
-    """All events of an execution in order. Event ids count from 1; some facts are no event, a batch is several."""
-    reader = _Reader(with_data)
+def events(
+    history: Iterable[Entry], *, with_data: bool = True, children: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Event]:
+    """All events of an execution in order. Event ids count from 1; some facts are no event, a batch is several.
+
+    ``children``: the ARNs of the executions that chained invokes have started, by operation; the history does not know them."""
+    reader = _Reader(with_data, children)
     number = 0
     for entry in history:
         for kind, details, record in _read(reader, entry):
@@ -181,6 +187,8 @@ def _start_details(reader: _Reader, record: Recorded) -> Details:
                 function_name=options_.function_name if options_ else None,
                 tenant_id=options_.tenant_id if options_ else None,
                 input=reader.text(update.payload),
+                durable_execution_arn=reader.children.get(update.id),
+                executed_version="$LATEST" if update.id in reader.children else None,
             )
         case _:
             return Details()

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.runs.engine import facts
-from perdure.runs.engine.facts import Entry, Fact, PauseCause, Recorded, Started
+from perdure.runs.engine.facts import Entry, Fact, Recorded, Started
 from perdure.runs.engine.state import Invocation, LastCheckpoint, Op, Pause, State
 from perdure.runs.engine.tables import CLOSED, WAITING, Refusal, Turn, World, execution_turn, operation_turn
 from perdure.runs.protocol import (
@@ -170,6 +170,7 @@ def _over(state: State, fact: facts.Answered | facts.Failed, _: datetime) -> Non
         return
     state.failures.clear()
     state.last_error = None
+    state.owed = True  # an end that follows takes it back; an answer that does not count is asked for again
     if fact.status is InvocationStatus.PENDING:
         is_unread = state.moved > invocation.acked or invocation.is_withheld
         state.owed = is_unread or fact.recheck_at is not None
@@ -195,8 +196,6 @@ def _paused(state: State, fact: facts.Paused, at: datetime) -> None:
     if state.invocation is None:
         turn(state, Turn.SETTLE)
     state.pause = Pause(at, fact.cause, fact.reason, fact.timeout_paused)
-    if fact.cause is PauseCause.CODE:
-        state.owed = True  # what it answered does not count: it is asked again once the code fits
 
 
 def _ended(state: State, fact: facts.Ended, at: datetime) -> None:
