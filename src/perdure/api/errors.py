@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.websockets import WebSocket
 
 from perdure.api.trail import trail_of
@@ -21,6 +22,7 @@ from perdure.core.errors import Busy, InvalidRequest, NotFound, PerdureError, Ra
 from perdure.wire import public
 
 log = logging.getLogger(__name__)
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -92,6 +94,12 @@ async def _on_perdure(connection: Request | WebSocket, error: Exception) -> Any:
     return response
 
 
+def _allowed(app: FastAPI, request: Request) -> list[str]:
+    """The methods of all routes of a path. The router names only those of the first that it finds."""
+    asked = ({**request.scope, "method": method} for method in _METHODS)
+    return [one["method"] for one in asked if any(route.matches(one)[0] is Match.FULL for route in app.routes)]
+
+
 def install(app: FastAPI) -> None:
     """Register the handlers."""
 
@@ -108,7 +116,7 @@ def install(app: FastAPI) -> None:
             return _told(request, NotFound(f"There is no {request.url.path} here.", hint="See /v1/openapi.json for the routes."))
         if error.status_code == 405:
             refused = MethodNotAllowed(f"{request.method} is not allowed on {request.url.path}.")
-            return _told(request, refused, error.headers)
+            return _told(request, refused, {"allow": ", ".join(_allowed(app, request))})
         return _told(request, InvalidRequest(f"The request is not valid: {error.detail}."), error.headers)
 
     async def on_disconnect(_: Request, error: Exception) -> Response:
