@@ -94,6 +94,15 @@ async def test_a_time_of_any_zone_is_that_instant(plane: ControlPlane) -> None:
         await plane.service.wake_at(CTX, "demo", at.replace(tzinfo=None))
 
 
+async def test_a_time_that_cannot_be_written_in_utc_has_passed(plane: ControlPlane) -> None:
+    """The year 1 began in Asia before it began in UTC."""
+    await asleep(plane)
+    told = await plane.service.wake_at(CTX, "demo", datetime.fromisoformat("0001-01-01T00:00:00+14:00"))
+    assert told.wake_at is not None and told.wake_at < datetime.now(UTC)
+    await looked(plane)
+    assert await plane.state("demo") is RUNNING
+
+
 async def test_another_time_takes_its_place_and_none_takes_it_back(plane: ControlPlane) -> None:
     await asleep(plane)
     await plane.service.wake_at(CTX, "demo", HOUR)
