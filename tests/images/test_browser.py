@@ -199,7 +199,7 @@ def test_what_is_wrong_is_said(browser: Browser, live: Live) -> None:
     assert attempt(browser.workspace, "browser begin").stderr == "usage: browser start [URL...] | browser stop\n"
     refused = attempt(browser.workspace, "browser stop", user="browser")
     assert (refused.exit_code, "Run it as root" in refused.stderr) == (1, True)
-    shell(browser.workspace, "browser stop && chmod -x /usr/bin/chromium", run_limit_s=600)
+    shell(browser.workspace, "browser stop && chmod -x /usr/lib/chromium/chromium-headless-shell", run_limit_s=600)
     failed = attempt(browser.workspace, "browser start")
     assert (failed.exit_code, "Chromium has ended" in failed.stderr, "ermission denied" in failed.stderr) == (1, True, True), (
         failed

@@ -67,6 +67,7 @@ def script(tmp_path: Path) -> Script:
         port = probe.getsockname()[1]
     text = content.decode()
     for name, here in (
+        ("/usr/lib/chromium/chromium-headless-shell", "chromium"),
         ("/var/lib/browser", str(tmp_path)),
         ("/var/log/browser.log", str(tmp_path / "log")),
         ("/run/browser.pid", str(tmp_path / "pid")),
