@@ -68,7 +68,7 @@ def chart(workspace: Workspace) -> bytes:
 
 def test_a_data_set_and_its_chart_survive_sleep_fork_and_the_loss_of_the_host(live: Live, data: Workspace) -> None:
     before, picture = held(data), chart(data)
-    assert said(data, "months.head(2)").results[-1].html is not None
+    assert said(data, "frame.head(2)").results[-1].html is not None
 
     data.sleep()
     assert (held(data), data.report and data.report.memory) == (before, "kept")
