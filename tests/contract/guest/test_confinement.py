@@ -93,6 +93,7 @@ async def test_who_tries_to_leave_is_frozen_for_a_capture_and_killed_by_a_limit(
     assert gone.exited.end is ExecEnd.EXITED, "it has outlived the limit"
     assert (await place.run(f"kill -0 {first.pid}")).exited.exit_code == 0, "another command is not concerned"
     await place.guest.kill_exec(other.exec_id)
+    await other.close()
 
 
 @pytest.mark.qemu

@@ -254,6 +254,7 @@ async def test_a_signal_goes_to_the_foreground(real: Place) -> None:
     await real.guest.signal_exec(screen.exec_id, 15)
     await screen.until(rb"(?s)Terminated.*[#$] ")
     await say(screen, "alive")
+    await screen.until(rb"[#$] ")  # between two lines bash puts a hangup off until somebody types
     await real.guest.kill_exec(screen.exec_id)
     exited = await screen.end()
     assert (exited.end, exited.signal) == (ExecEnd.KILLED, 1), "a shell with somebody at it ends by SIGHUP only"
