@@ -36,6 +36,7 @@ from perdure.machines.driver import (
     WrittenPages,
 )
 from perdure.machines.guestlink import LinkActivity
+from perdure.machines.guestlink_stream import Moved
 from perdure.wire.node import Confinement, FileWritten, Isolation
 from tests.fakes.disk import RecordingDisk
 from tests.fakes.layer import read_cluster, write_cluster
@@ -408,12 +409,14 @@ class TortureLink:
         self.generation = generation
         self._heard = 0  # what this connection was told last: it never goes back
         self._operations = 0
+        self.moved = Moved()
         if machine.agent is not None:
             machine.agent.reconnect()  # a handshake asks until somebody answers
 
     async def write_file(self, path: str, content: AsyncIterator[bytes], *, mode: int | None = None) -> FileWritten:
         value = b"".join([chunk async for chunk in content])
         self._ask()
+        self.moved.inward += len(value)
         self.machine.put(int(value) * STEPS_PER_VALUE)
         return FileWritten(path, len(value), 0, "")
 
@@ -423,7 +426,9 @@ class TortureLink:
         if proof.memory < self._heard:
             proof = Proof(proof.memory, proof.disk, proof.devices, f"{proof.wrong}; the connection had heard {self._heard}")
         self._heard = proof.memory
-        yield proof.to_bytes()
+        answer = proof.to_bytes()
+        self.moved.outward += len(answer)
+        yield answer
 
     def _ask(self) -> None:
         self._reach()
