@@ -154,7 +154,7 @@ def demo(ctx: typer.Context, json: JsonFlag = False) -> Status:
 
 def bench(
     ctx: typer.Context,
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="wake or snapshots.", show_default=False)],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="wake, snapshots or serve.", show_default=False)],
     samples: Annotated[int | None, typer.Option(help="Samples per figure; default: the suite's.", min=1)] = None,
     json: JsonFlag = False,
 ) -> Status:
