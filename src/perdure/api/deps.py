@@ -19,7 +19,10 @@ from perdure.api import policy, render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
 from perdure.api.trail import trail_of
+from perdure.core import ids
+from perdure.core.clock import epoch_ms
 from perdure.core.errors import InvalidRequest, NotFound, Unauthenticated
+from perdure.core.ids import ExecId
 from perdure.core.paging import Page
 from perdure.core.paging import Place as ListPlace
 from perdure.wire import public
@@ -89,6 +92,10 @@ class Bundle:
         declared = self.connection.headers.get("content-length", "0")
         size = int(declared) if declared.isdecimal() else 0
         await self.services.quotas.check(self.ctx.tenant_id, Ask(storage_bytes=size))
+
+    def new_exec_id(self) -> ExecId:
+        """For a command whose caller named none."""
+        return ExecId(ids.mint("exe", now_ms=epoch_ms(self.services.clock)))
 
     async def exec_limit(self) -> Callable[[], None]:
         """What raises QuotaExceeded when no further command of the tenant may run. To be called right before one is started, with

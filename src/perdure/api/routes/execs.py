@@ -20,7 +20,6 @@ from perdure.api import exec_streams, render
 from perdure.api.deps import Bundle, Call, awake_headers
 from perdure.api.streams import EventSource, EventStream
 from perdure.core import ids, metrics
-from perdure.core.clock import epoch_ms
 from perdure.core.errors import AlreadyExists, InvalidRequest, NotFound, QuotaExceeded
 from perdure.core.ids import ExecId
 from perdure.wire import node, public
@@ -173,7 +172,7 @@ async def _start_or_attach(call: Bundle, awake: Awake, body: public.StartExec, k
         if body.exec_id not in {None, exec_id}:
             raise InvalidRequest("The command's id is not that of its idempotency key.", hint="Give one of the two.")
         return await call.services.keyed_execs.start(awake, _spec(body, exec_id), key, check_limit)
-    spec = _spec(body, ExecId(body.exec_id or ids.mint("exe", now_ms=epoch_ms(call.services.clock))))
+    spec = _spec(body, ExecId(body.exec_id) if body.exec_id else call.new_exec_id())
     try:
         check_limit()
         handle = await guest.start_exec(spec)

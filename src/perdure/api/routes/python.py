@@ -17,8 +17,6 @@ from perdure.api import exec_streams
 from perdure.api.deps import Bundle, Bytes, Call, awake_headers
 from perdure.api.kernels.talk import Kernels
 from perdure.api.streams import EventSource, EventStream
-from perdure.core import ids
-from perdure.core.clock import epoch_ms
 from perdure.core.ids import ExecId
 from perdure.wire import public
 from perdure.workspaces.model import Awake
@@ -41,7 +39,7 @@ async def run_python(ref: str, body: public.RunPython, call: Call) -> EventStrea
     forks. It is started where there is none. Cells of one context run one after the other. The stream ends with ``failed``, code
     ``python_missing``, where the workspace has no ipykernel."""
     check_limit = await call.exec_limit()
-    exec_id = ExecId(body.exec_id) if body.exec_id else _mint(call)
+    exec_id = ExecId(body.exec_id) if body.exec_id else call.new_exec_id()
     async with AsyncExitStack() as stack:
         awake = await stack.enter_async_context(call.awake(ref))
         kernels = _kernels(awake, call)
@@ -78,12 +76,8 @@ async def restart_python(ref: str, body: public.PythonContext, response: Respons
         return await _kernels(awake, call).restart(body.context)
 
 
-def _mint(call: Bundle) -> ExecId:
-    return ExecId(ids.mint("exe", now_ms=epoch_ms(call.services.clock)))
-
-
 def _kernels(awake: Awake, call: Bundle) -> Kernels:
-    return Kernels(awake.guest, lambda: _mint(call))
+    return Kernels(awake.guest, call.new_exec_id)
 
 
 def _stream(
