@@ -38,39 +38,42 @@ def cgroup_mount() -> Path | None:
 
 
 class Port:
-    """One port. ``cut_to_guest`` and ``cut_to_host`` hold for the next connection: so many bytes pass, then it is closed."""
+    """One port, whose connection can be closed once, after so many more bytes in a direction, whatever connections carry them."""
 
     def __init__(self) -> None:
         self._near, self.far = socket.socketpair()
         self._near.setblocking(False)
         self._host: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.cut_to_guest: int | None = None
-        self.cut_to_host: int | None = None
+        self._left: dict[str, int] = {}
         self.was_cut = asyncio.Event()
+
+    def cut(self, direction: str, after: int) -> None:
+        self._left[direction] = after
+        self.was_cut.clear()
 
     async def connect(self) -> Streams:
         await self.disconnect()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._host = ours
-        self.was_cut = asyncio.Event()
         self._tasks = [
-            asyncio.create_task(self._pass(ours, self._near, self.cut_to_guest)),
-            asyncio.create_task(self._pass(self._near, ours, self.cut_to_host)),
+            asyncio.create_task(self._pass(ours, self._near, "to_guest")),
+            asyncio.create_task(self._pass(self._near, ours, "to_host")),
         ]
-        self.cut_to_guest = self.cut_to_host = None
         return await asyncio.open_connection(sock=theirs)
 
-    async def _pass(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
+    async def _pass(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
-            while left is None or left > 0:
-                data = await loop.sock_recv(source, 65536 if left is None else min(left, 65536))
+            while self._left.get(direction) != 0:
+                data = await loop.sock_recv(source, min(self._left.get(direction, 65536), 65536))
                 if not data:
                     return
                 await loop.sock_sendall(target, data)
-                left = None if left is None else left - len(data)
+                if direction in self._left:
+                    self._left[direction] = max(0, self._left[direction] - len(data))
+            del self._left[direction]
             self.was_cut.set()
             self._close_host()
 

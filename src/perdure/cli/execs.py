@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.cli import interrupts
 from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, swallow_stdout, wants_json
 from perdure.cli.workspaces import Name, find, pairs, tell_losses
 from perdure.core.errors import Conflict, InvalidRequest, NotFound, PerdureError
@@ -106,11 +107,12 @@ def _feed(handle: CommandHandle) -> None:
 
 def _follow(workspace: Workspace, handle: CommandHandle, timeout: float | None, *, as_json: bool, ours: bool) -> Status:
     try:
-        if as_json:
-            result = handle.wait(timeout)
-            dump(document(result, handle))
-            return Status(_code(result.exit_code))
-        outcome = _copy_output(handle, timeout)
+        with interrupts.restored():
+            if as_json:
+                result = handle.wait(timeout)
+                dump(document(result, handle))
+                return Status(_code(result.exit_code))
+            outcome = _copy_output(handle, timeout)
     except StillRunning as error:
         raise _waiting(workspace, error) from error
     except KeyboardInterrupt:

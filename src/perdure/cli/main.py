@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import perdure
-from perdure.cli import commands
+from perdure.cli import commands, interrupts
 from perdure.cli.arguments import ASKED, asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
 from perdure.core.errors import InvalidRequest, PerdureError
@@ -56,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complete(given[1:])
     words = prepare(given)
     shared = Shared(json=asks_json(words))
+    interrupts.listen()
     try:
-        return _run(words, shared)
+        with interrupts.restored():
+            return _run(words, shared)
     except PerdureError as error:
         complain(error, as_json=shared.json)
         return shared.failure_code

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perdure.cli import interrupts
 from perdure.cli.execs import BROKEN_PIPE, OWN_FAILURE
 from perdure.cli.output import JsonFlag, Status, dump, markup, note, say, size, swallow_stdout, wants_json
 from perdure.cli.workspaces import Name, find, tell_losses
@@ -85,7 +86,8 @@ def _run(workspace: Workspace, code: str, options: dict[str, Any], save: Path | 
         save.mkdir(parents=True, exist_ok=True)
     callbacks = {} if as_json else {"on_stdout": _writer(sys.stdout), "on_stderr": _writer(sys.stderr)}
     try:
-        result = workspace.python.run(code, **options, **callbacks)
+        with interrupts.restored():
+            result = workspace.python.run(code, **options, **callbacks)
     except KeyboardInterrupt:
         workspace.python.interrupt(options["context"])
         note(f"Interrupted: the variables of the kernel in {markup(workspace.name)} are kept.")

@@ -11,13 +11,14 @@ import threading
 import tty
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perdure.cli import interrupts
 from perdure.cli.output import JsonFlag, console, dump, duration, markup, size, wants_json
 from perdure.cli.workspaces import state_text
 from perdure.core.errors import PerdureError
@@ -252,18 +253,16 @@ def watch(client: Client, sample: Sample, interval_s: float) -> None:
     out = Console(highlight=False)
     before: Sample | None = None
     note = ""
-    with _terminal() as quits, Live(console=out, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(frame(sample, before, height=out.size.height, note=note), refresh=True)
-                if quits(interval_s):
-                    return
-                try:
-                    before, sample, note = sample, take(client), ""
-                except PerdureError as error:  # the last picture stays; it may come back
-                    note = error.message
-        except KeyboardInterrupt:
-            return
+    live = Live(console=out, screen=True, auto_refresh=False)
+    with _terminal() as quits, live, suppress(KeyboardInterrupt), interrupts.restored():
+        while True:
+            live.update(frame(sample, before, height=out.size.height, note=note), refresh=True)
+            if quits(interval_s):
+                return
+            try:
+                before, sample, note = sample, take(client), ""
+            except PerdureError as error:  # the last picture stays; it may come back
+                note = error.message
 
 
 @contextmanager
@@ -281,7 +280,8 @@ def _terminal() -> Iterator[Callable[[float], bool]]:
             changed = termios.tcgetattr(descriptor)
             changed[6][termios.VSUSP] = b"\0"  # stopped, it would leave the terminal as it is now
             termios.tcsetattr(descriptor, termios.TCSANOW, changed)
-            yield lambda seconds: _quits(descriptor, seconds)
+            with interrupts.waking() as signals:
+                yield lambda seconds: _quits(descriptor, signals, seconds)
         finally:
             termios.tcsetattr(descriptor, termios.TCSANOW, kept)
     finally:
@@ -292,10 +292,11 @@ def _terminated(*_: object) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _quits(descriptor: int, seconds: float) -> bool:
+def _quits(descriptor: int, signals: int, seconds: float) -> bool:
     """Any other key brings the next picture at once."""
-    readable, _, _ = select.select([descriptor], [], [], seconds)
-    if not readable:
+    readable, _, _ = select.select([descriptor, signals], [], [], seconds)
+    interrupts.raise_if_came()
+    if descriptor not in readable:
         return False
     typed = os.read(descriptor, 64)
     return not typed or bool(QUITS & set(typed.decode("latin-1")))

@@ -299,8 +299,8 @@ async def test_a_link_whose_channel_is_cut_in_a_stream_comes_back_and_commands_g
 ) -> None:
     agent, place = pair
     port = agent.ports[ChannelName.DATA]
-    setattr(port, f"cut_{direction}", size + (65536 if direction == "to_guest" else 0))
     await place.link.close()
+    port.cut(direction, size + (65536 if direction == "to_guest" else 0))
     async with linked(agent.connect, "agent") as again:
         cut, complete, total = port.was_cut, asyncio.Event(), 2_000_000
         shell = f"head -c {total} /dev/zero | tr '\\0' y; cat >/dev/null"

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from perdure.machines.guestlink import WakeReport, WakeRequest
 from perdure.machines.guestlink_hooks import HookLimits
-from perdure.wire.node import ExecEnd, ExecSpec, HookOutcome, HookRun
+from perdure.wire.node import ExecEnd, ExecOutput, ExecSpec, HookOutcome, HookRun
 from tests.contract.guest.places import DEADLINE_S, Place, host_agent, identity, new_id
 from tests.fakes.guest_agent import HostAgent
 
@@ -209,9 +209,12 @@ async def test_an_agent_that_starts_again_runs_no_hook_twice(pair: tuple[HostAge
     await place.run(f"mkdir -p {HOOKS}")
     await hook(place, "10-count", "echo ran >>/tmp/hooks; sleep 1000 &")
     await wake(place)
-    watched = await place.guest.start_exec(ExecSpec(new_id(), shell="exec sleep 1000"))
+    watched = await place.guest.start_exec(ExecSpec(new_id(), shell="echo begun; exec sleep 1000"))
+    events = watched.events()
+    begun = [await anext(events), await anext(events)]
+    assert isinstance(begun[1], ExecOutput), "before that it may never begin, and be lost without a trace"
     os.kill(await agent.agent_pid(), signal.SIGKILL)
-    assert [event async for event in watched.events()][-1].end is ExecEnd.LOST
+    assert [event async for event in events][-1].end is ExecEnd.LOST
     assert (await place.run("cat /tmp/hooks")).stdout == b"ran\n"
     assert (await inside(place))["generation"] == 1
     report = await wake(place)

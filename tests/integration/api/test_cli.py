@@ -309,7 +309,7 @@ def test_interrupt(server: FakeServer, demo: Workspace, arguments: list[str], sa
         server.wait_for(lambda: server.workspaces.held.get(row.id, 0) == 1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count(b"\n"), said in err) == (130, 1, True)
+    assert (process.returncode, err.count(b"\n"), said in err) == (130, 1, True), err
     (ran,) = server.workspaces.world("demo").commands.values()
     assert (ran.exited.end if ran.exited else None) == end
 

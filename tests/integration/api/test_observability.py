@@ -114,6 +114,7 @@ def test_a_defect_is_found_by_its_request(server: FakeServer, kept: Kept, monkey
     monkeypatch.setattr(server.workspaces, "get", breaks)
     error = GET(server.url + "/v1/workspaces/demo", headers=BEARER).json()["error"]
     assert error["request_id"] in error["message"]
+    server.wait_for(kept.lines)  # written when the answer is out
     assert [line["request_id"] for line in kept.lines() if line["status"] == 500] == [error["request_id"]]
 
 
@@ -125,6 +126,7 @@ def test_each_request_has_a_line_without_anything_secret(server: FakeServer, kep
     PUT(server.url + path, params={"path": "/root/secret-name"}, headers=BEARER, content=b"secret-content")
     GET(server.url + "/v1/nowhere?token=secret-token", headers={**BEARER, "x-request-id": "mine"})
     GET(server.url + "/v1/health", headers={"authorization": "Bearer pdk_secret-key-that-is-wrong"})
+    server.wait_for(lambda: len(kept.lines()) == 4)  # written when the answers are out
     write, nowhere, refused = [line for line in kept.lines() if line["method"] != "POST"]
     known = {
         "method": "PUT",
