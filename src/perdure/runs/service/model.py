@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from perdure.core.ids import TenantId
-from perdure.runs.engine import CodeRule, Failure
+from perdure.runs.engine import CodeRule, Failure, PauseCause, Standing
 from perdure.runs.protocol import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -41,11 +41,15 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """As the last worker has registered it. ``workers`` were heard of within a lease."""
+    """As the last worker has registered it. ``workers`` were heard of within a lease. ``executions`` of it have not ended;
+    ``waiting`` of these want an invocation that nobody has taken, the first of them since ``waiting_since``."""
 
     spec: FunctionSpec
     registered_at: datetime
     workers: int
+    executions: int = 0
+    waiting: int = 0
+    waiting_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,24 @@ class OpenCallback:
     heartbeat_due: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """What operators are told of an execution beside its ``ExecutionInfo``. ``invocations`` counts the one in flight too;
+    ``last_error`` is of the last invocation that failed; ``born`` and ``digest`` are of the code that ran it first and last."""
+
+    standing: Standing
+    code: CodeRule
+    priority: int
+    key: str | None
+    invocations: int
+    operations: int
+    history_bytes: int
+    pause: PauseCause | None = None
+    last_error: ErrorObject | None = None
+    born: str | None = None
+    digest: str | None = None
+
+
 class Executions(Protocol):
     """The commands. What is another tenant's is NotFound. ``Unavailable`` and ``Busy`` may pass by themselves."""
 
@@ -158,6 +180,12 @@ class Executions(Protocol):
     async def history(
         self, tenant_id: TenantId, execution_id: str, *, marker: str | None, limit: int, newest_first: bool, with_data: bool
     ) -> EventPage: ...
+
+    async def inspect(self, tenant_id: TenantId, execution_id: str) -> Insight: ...
+
+    async def operations(self, tenant_id: TenantId, execution_id: str, *, marker: str | None, limit: int) -> OperationPage:
+        """All there are, in order of their creation, those below closed contexts too."""
+        ...
 
     async def find(self, tenant_id: TenantId, query: ListQuery) -> Found: ...
 

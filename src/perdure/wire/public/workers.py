@@ -100,7 +100,8 @@ class FailWork(Body):
 
 
 class FunctionInfo(Answer):
-    """``workers``: how many serve it now."""
+    """``workers``: how many serve it now. ``executions`` of it have not ended; ``waiting`` of these want an invocation that
+    nobody has taken, the first of them since ``waiting_since``."""
 
     name: str
     digest: str
@@ -109,6 +110,9 @@ class FunctionInfo(Answer):
     concurrency: int | None
     registered_at: datetime
     workers: int
+    executions: int = 0
+    waiting: int = 0
+    waiting_since: datetime | None = None
 
 
 class FunctionList(Answer):
