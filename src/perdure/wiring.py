@@ -64,6 +64,7 @@ from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
 from perdure.node.secondhome import ObjectParts
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.runs.service.absent import absent
 from perdure.snapshots.objects import opening
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.wire import public
@@ -184,6 +185,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             audit=audit,
             feed=feed,
             webhooks=webhooks,
+            executions=absent(),
         )
         server = ApiServer(services)
         await server.start()

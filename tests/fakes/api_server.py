@@ -20,6 +20,7 @@ from perdure.db.database import Database
 from tests.fakes.access import FakeAccess
 from tests.fakes.events import FakeWebhooks
 from tests.fakes.images import FakeImages
+from tests.fakes.memory_executions import MemoryExecutions
 from tests.fakes.shares import FakeShares
 from tests.fakes.workspaces import KEY, FakeWorkspaces, fake_services
 
@@ -46,6 +47,11 @@ class FakeServer:
         return self.services.images
 
     @property
+    def executions(self) -> MemoryExecutions:
+        assert isinstance(self.services.executions, MemoryExecutions)
+        return self.services.executions
+
+    @property
     def url(self) -> str:
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.port}"
@@ -70,11 +76,12 @@ class FakeServer:
         return self
 
     def reset(self) -> None:
-        """Forget all workspaces, images, webhooks and keys, those of commands too."""
+        """Forget all workspaces, images, executions, webhooks and keys, those of commands too."""
 
         async def forget() -> None:
             self.workspaces.__init__()  # type: ignore[misc]
             self.images.__init__()  # type: ignore[misc]
+            self.executions.__init__()  # type: ignore[misc]
             assert isinstance(self.services.shares, FakeShares)
             self.services.shares.forget()
             self.services.keyed_execs.store.__init__()  # type: ignore[misc]

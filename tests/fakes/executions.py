@@ -23,7 +23,6 @@ from botocore.config import Config
 
 from perdure.core.errors import NotFound, PerdureError
 from perdure.runs.engine import (
-    FACT,
     Answer,
     Checkpoint,
     CodeRule,
@@ -31,7 +30,6 @@ from perdure.runs.engine import (
     CompleteCallback,
     CompleteInvoke,
     Decision,
-    Entry,
     Fail,
     Failure,
     Finish,
@@ -45,7 +43,6 @@ from perdure.runs.engine import (
     StartChild,
     State,
     Tick,
-    Warn,
     checkpoint_answer,
     decide,
     events,
@@ -71,20 +68,13 @@ from perdure.runs.protocol import (
     parse_arn,
     parse_callback_id,
 )
+from tests.fakes.run_history import Run
 
 Handler = Callable[[Any, Any], Any]
 
 
 class Killed(BaseException):
     """The process of a worker has died: nothing of it goes on. No SDK catches it."""
-
-
-@dataclass(slots=True)
-class Run:
-    state: State
-    history: list[Entry]
-    warnings: list[Warn] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -136,23 +126,16 @@ class Executions:
             parent=parent,
         )
         decision = start(command, self.now, self.rules)
-        self.runs[execution_id] = Run(decision.state, [_stored(entry) for entry in decision.entries])
+        self.runs[execution_id] = Run.begun(decision)
         return execution_id
 
     def do(self, execution_id: str, command: Command) -> Decision:
         """Decide, append, and do what is to be done after it."""
         run = self.runs[execution_id]
         decision = decide(run.state, command, self.now, self.rules)
-        entries = [_stored(entry) for entry in decision.entries]
-        run.history += entries
-        run.state = fold(entries, onto=run.state)
-        assert run.state == decision.state, "the history says something else than the decision"
-        assert decision.standing.reason is not Reason.STUCK, "nothing will ever move it again"
-        run.decisions.append(decision)
+        run.take(decision)
         for todo in decision.todo:
             match todo:
-                case Warn():
-                    run.warnings.append(todo)
                 case Finish(parent=Parent() as parent):
                     outcome = CompleteInvoke(parent.operation_id, todo.status, todo.result, todo.error, todo.timeout_s)
                     self.do(parent.execution_id, outcome)
@@ -349,8 +332,3 @@ LAMBDA_CONTEXT = SimpleNamespace(
     tenant_id=None,
     get_remaining_time_in_millis=lambda: 600_000,
 )
-
-
-def _stored(entry: Entry) -> Entry:
-    """As it comes back from a database."""
-    return Entry(entry.seq, entry.at, FACT.validate_json(entry.fact.model_dump_json(exclude_none=True)))

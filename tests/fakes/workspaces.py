@@ -57,6 +57,7 @@ from tests.fakes.doctor import doctor
 from tests.fakes.events import FakeFeed, FakeWebhooks
 from tests.fakes.exec_keys import fake_keyed_execs
 from tests.fakes.images import IMAGE, FakeImages
+from tests.fakes.memory_executions import MemoryExecutions
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
 from tests.fakes.metering import FakeMetering, no_gauges
 from tests.fakes.quotas import FakeQuotas
@@ -348,7 +349,7 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     dialer, metering = Dialer(resolver=_nobody), FakeMetering(lambda: workspaces.rows)
     clock = SystemClock()
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
-    records = (FakeQuotas(lambda: workspaces.rows), FakeAudit(), FakeFeed(), FakeWebhooks())
+    records = (FakeQuotas(lambda: workspaces.rows), FakeAudit(), FakeFeed(), FakeWebhooks(), MemoryExecutions())
     return Services(workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest, *records), workspaces
 
 

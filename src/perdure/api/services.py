@@ -17,6 +17,7 @@ from perdure.core.ids import TenantId
 from perdure.core.metrics import Gauges
 from perdure.journal.feed import FeedEvent, Reading, Wanted
 from perdure.metering.usage import Usage
+from perdure.runs.service.model import Executions
 from perdure.webhooks.model import Webhooks
 from perdure.wire import public
 from perdure.wire.node import Ports
@@ -140,3 +141,4 @@ class Services:
     audit: AuditLog
     feed: Events
     webhooks: Webhooks
+    executions: Executions

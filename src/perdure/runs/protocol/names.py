@@ -17,6 +17,10 @@ _ARN = re.compile(
     r"arn:([a-zA-Z0-9-]+):lambda:([a-zA-Z0-9-]+):(\d{12}):function:([a-zA-Z0-9_-]+):(\$LATEST(?:\.PUBLISHED)?|[0-9]+)"
     r"/durable-execution/([a-zA-Z0-9_-]+)/([a-zA-Z0-9_-]+)"
 )
+_FUNCTION = re.compile(
+    r"(?:(?:arn:[a-zA-Z0-9-]+:lambda:[a-zA-Z0-9-]+:)?\d{12}:function:)?([a-zA-Z0-9_-]{1,64})"
+    r"(?::(\$LATEST(?:\.PUBLISHED)?|[a-zA-Z0-9_-]{1,128}))?"
+)
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
 
@@ -47,6 +51,23 @@ def parse_arn(text: str) -> ExecutionArn:
         raise InvalidRequest("This is not the ARN of a durable execution.", hint="Take it from the answer that started it.")
     partition, region, account, function, version, name, execution = match.groups()
     return ExecutionArn(region, account, function, name, execution, version, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRef:
+    """``qualifier``: the version or alias that was asked for."""
+
+    name: str
+    qualifier: str | None = None
+
+
+def parse_function(text: str) -> FunctionRef:
+    """A function by its name, its partial ARN (``ACCOUNT:function:NAME``) or its ARN, each with or without a qualifier. Raises
+    InvalidRequest."""
+    match = _FUNCTION.fullmatch(text) if len(text) <= 256 else None
+    if match is None:
+        raise InvalidRequest("This is not the name or the ARN of a function.", hint="Give the name that its worker serves it by.")
+    return FunctionRef(*match.groups())
 
 
 @dataclass(frozen=True, slots=True)

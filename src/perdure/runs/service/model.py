@@ -248,7 +248,10 @@ class Executions(Protocol):
         """Nothing happens when the invocation is over."""
         ...
 
-    async def fail(self, tenant_id: TenantId, flight: Flight, failure: Failure, error: ErrorObject | None = None) -> None: ...
+    async def fail(self, tenant_id: TenantId, flight: Flight, failure: Failure, error: ErrorObject | None = None) -> None:
+        """Nothing happens when the invocation is over. A function that is not durable and raised has failed: it is not run again,
+        since nothing says how far it came."""
+        ...
 
 
 #: Why a worker's failure is what it is, by the word that it sends.

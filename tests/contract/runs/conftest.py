@@ -1,0 +1,86 @@
+"""What serves durable executions, each with a clock that can be moved and one worker's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure.core.ids import TenantId
+from perdure.runs.protocol import (
+    CheckpointAnswer,
+    CheckpointRequest,
+    InvocationInput,
+    InvocationOutput,
+    InvocationStatus,
+    Operation,
+    OperationUpdate,
+)
+from perdure.runs.service.model import Assignment, Begun, Executions, Flight, FunctionSpec, NewExecution
+from tests.fakes.memory_executions import MemoryExecutions
+
+TENANT, OTHER = TenantId("ten_a"), TenantId("ten_b")
+
+
+@dataclass
+class Bench:
+    """``advance`` moves the clock by so many seconds; what is due by then has happened when it returns, or happens when somebody
+    asks. ``worker_id`` is the last one that was registered."""
+
+    runs: Executions
+    advance: Callable[[float], Awaitable[None]]
+    worker_id: str = ""
+
+    async def serve(self, *names: str, tenant_id: TenantId = TENANT, **parts: Any) -> str:
+        parts = {"digest": "v1", **parts}
+        specs = tuple(FunctionSpec(name, **parts) for name in names or ("main",))
+        self.worker_id = (await self.runs.register(tenant_id, "worker", specs)).id
+        return self.worker_id
+
+    async def begin(self, function: str = "main", **parts: Any) -> Begun:
+        return await self.runs.begin(NewExecution(TENANT, function, **parts))
+
+    async def take(self, worker_id: str | None = None) -> Assignment:
+        """The next invocation, which there must be."""
+        assignment = await self.offered(worker_id)
+        assert assignment is not None
+        return assignment
+
+    async def offered(self, worker_id: str | None = None) -> Assignment | None:
+        return await self.runs.take(TENANT, worker_id or self.worker_id, 0)
+
+    async def send(self, assignment: Assignment, token: str, *updates: OperationUpdate, client: str = "c1") -> CheckpointAnswer:
+        request = CheckpointRequest(checkpoint_token=token, updates=updates, client_token=client)
+        return await self.runs.checkpoint(TENANT, assignment.execution_id, request)
+
+    async def answer(self, assignment: Assignment, status: InvocationStatus = InvocationStatus.PENDING, **parts: Any) -> None:
+        await self.runs.answer(TENANT, flight(assignment), InvocationOutput(status=status, **parts))
+
+    async def succeed(self, assignment: Assignment, result: str = "1") -> None:
+        await self.answer(assignment, InvocationStatus.SUCCEEDED, result=result)
+
+
+def flight(assignment: Assignment) -> Flight:
+    return Flight(assignment.execution_id, assignment.invocation)
+
+
+def told(assignment: Assignment) -> InvocationInput:
+    assert isinstance(assignment.event, InvocationInput)
+    return assignment.event
+
+
+def token(assignment: Assignment) -> str:
+    return told(assignment).checkpoint_token
+
+
+def ops(assignment: Assignment) -> dict[str, Operation]:
+    """What the function is told of its operations, but for the execution itself."""
+    return {op.id: op for op in told(assignment).initial_execution_state.operations[1:]}
+
+
+@pytest.fixture(params=["fake"])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    runs = MemoryExecutions()
+    yield Bench(runs, runs.advance)
