@@ -35,6 +35,7 @@ from perdure.api.routes import (
     transfers,
     tunnels,
     usage,
+    workers,
     workspaces,
 )
 from perdure.api.services import Services
@@ -67,7 +68,7 @@ def _routes() -> tuple[BaseRoute, ...]:
     inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations, python)
     records = (backups, tenants, keys, usage, quotas, audit, events)
     v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
-    for module in (server, images, workspaces, lineage, integrity, *inside, *records):
+    for module in (server, images, workspaces, lineage, integrity, *inside, workers, *records):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

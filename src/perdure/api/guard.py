@@ -36,6 +36,9 @@ BODY_BYTES_MAX = 4 << 20
 STREAMED = re.compile(
     r"/v1/workspaces/[^/]+/(?:files/(?:content|tar|uploads/[^/]+)|execs/[^/]+/stdin|ports/[0-9]+/.*|invocations)", re.DOTALL
 )
+#: Those that hold what an execution's function takes or returns.
+LARGE_BODY_BYTES_MAX = 32 << 20
+LARGE = re.compile(r"/v1/executions/[^/]+/invocations/[^/]+/answer")
 CALLER = "perdure.caller"
 METRICS_PATH = "/metrics"
 
@@ -169,11 +172,11 @@ async def _forward(app: ASGIApp, principal: Principal, trail: Trail | None, scop
         scope[TRAIL] = trail
         send = _told(send, trail)
     if scope["type"] == "http" and not STREAMED.fullmatch(scope["path"]):
-        declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            await refuse(_too_large(), scope, receive, send)
+        declared, most = Headers(scope=scope).get("content-length", "0"), body_bytes_max(scope["path"])
+        if declared.isdigit() and int(declared) > most:
+            await refuse(_too_large(most), scope, receive, send)
             return
-        receive = _bounded(receive)
+        receive = _bounded(receive, most)
     await app(scope, receive, send)
 
 
@@ -188,19 +191,23 @@ def _told(send: Send, trail: Trail) -> Send:
     return tell
 
 
-def _too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"The request's body is larger than {BODY_BYTES_MAX >> 20} MiB.", hint="Send large content as files.")
+def body_bytes_max(path: str) -> int:
+    return LARGE_BODY_BYTES_MAX if LARGE.fullmatch(path) else BODY_BYTES_MAX
 
 
-def _bounded(receive: Receive) -> Receive:
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request's body is larger than {most >> 20} MiB.", hint="Send large content as files.")
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
     received = 0
 
     async def bounded() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > BODY_BYTES_MAX:
-            raise _too_large()
+        if received > most:
+            raise _too_large(most)
         return message
 
     return bounded

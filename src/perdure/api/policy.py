@@ -125,12 +125,21 @@ NEEDS: Mapping[str, Need] = {
     "restart_python": INVOKE,
     "invoke": INVOKE,
     "invoke_socket": INVOKE,
+    "register_worker": OPERATE,  # it runs what the tenant's executions do
+    "remove_worker": OPERATE,
+    "take_work": OPERATE,
+    "beat_worker": OPERATE,
+    "answer_work": OPERATE,
+    "fail_work": OPERATE,
+    "list_functions": READ,
 }
+#: What a worker says all the time. The execution that it is about has a history, which tells all of it.
+IN_A_HISTORY = frozenset({"take_work", "beat_worker", "answer_work", "fail_work"})
 
 
 def recorded(route: str, method: str) -> Record:
     """How the audit keeps a call of a route. ``method`` is empty for a WebSocket."""
-    if method in {"GET", "HEAD", "OPTIONS"}:
+    if method in {"GET", "HEAD", "OPTIONS"} or route in IN_A_HISTORY:
         return Record.NEVER
     # What uses a workspace changes nothing but the workspace, whose thread has its wakes. A verification changes nothing at all.
     is_use = NEEDS[route].scope is KeyScope.INVOKE or route == "verify_snapshots"

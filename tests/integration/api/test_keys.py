@@ -54,6 +54,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "run_python": {"json": {"code": "1"}},
     "interrupt_python": {"json": {}},
     "restart_python": {"json": {}},
+    "register_worker": {"json": {"functions": [{"name": "f", "digest": "v1"}]}},
+    "take_work": {"json": {"wait_s": 0}},
+    "beat_worker": {"json": {}},
+    "answer_work": {"json": {"Status": "PENDING"}},
+    "fail_work": {"json": {"failure": "raised"}},
 }
 UPLOAD = "upl_0123456789"
 #: Images are the node's: all tenants see the same, and only the operator changes them.
@@ -79,7 +84,9 @@ def filled(path: str, **names: str) -> str:
 
 
 def absent(path: str) -> str:
-    return filled(path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80", upload_id=UPLOAD)
+    return filled(
+        path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80", upload_id=UPLOAD, invocation="1"
+    )
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:
@@ -169,7 +176,7 @@ async def prepared(staged: Stage) -> tuple[str, str]:
 async def told(staged: Stage, secret: str, name: str, ref: str, snapshot: str) -> tuple[int, bytes]:
     """Status and body, the names that were asked for taken out of it."""
     method, path = ROUTES[name]
-    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80", upload_id=UPLOAD)
+    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80", upload_id=UPLOAD, invocation="1")
     response = await staged.ask(secret, method, path, **BODIES.get(name, {}))
     return response.status_code, response.content.replace(ref.encode(), b"REF").replace(snapshot.encode(), b"SNAPSHOT")
 

@@ -93,7 +93,7 @@ class FailureKind(StrEnum):
 class FailWork(Body):
     """``error_type`` and ``error_message``: of what was raised."""
 
-    failure: FailureKind
+    failure: Annotated[FailureKind, Field(strict=False)]
     error_type: Annotated[Text, Field(max_length=256)] | None = None
     error_message: Annotated[Text, Field(max_length=100_000)] | None = None
     stack_trace: list[Annotated[Text, Field(max_length=10_000)]] = Field(default_factory=list, max_length=200)
