@@ -94,6 +94,7 @@ class MemoryExecutions:
 
     def __init__(self, clock: Clock | None = None, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
+        self.lease_s = LEASE_S
         self._clock = clock or SystemClock()
         self._ahead = timedelta(0)
         self._changed = asyncio.Condition()
@@ -265,7 +266,7 @@ class MemoryExecutions:
         ]
 
     def _serves(self, worker: _Worker, tenant_id: TenantId, function: str) -> bool:
-        is_heard = not worker.has_left and worker.heard_at + timedelta(seconds=LEASE_S) > self.now
+        is_heard = not worker.has_left and worker.heard_at + timedelta(seconds=self.lease_s) > self.now
         return is_heard and worker.tenant_id == tenant_id and function in worker.functions
 
     async def register(self, tenant_id: TenantId, name: str, functions: tuple[FunctionSpec, ...]) -> Worker:
@@ -277,7 +278,7 @@ class MemoryExecutions:
         for spec in functions:
             self._functions[tenant_id, spec.name] = Function(spec, self.now, 0)
         await self._tell()
-        return Worker(worker.id, LEASE_S)
+        return Worker(worker.id, self.lease_s)
 
     async def leave(self, tenant_id: TenantId, worker_id: str) -> None:
         self._worker(tenant_id, worker_id).has_left = True
@@ -311,7 +312,7 @@ class MemoryExecutions:
             return None
         assert decision.reply is not None
         number, deadline_at = decision.state.invocations, self.now + timedelta(seconds=spec.timeout_s)
-        leased = _InFlight(worker.id, self.now + timedelta(seconds=LEASE_S), deadline_at)
+        leased = _InFlight(worker.id, self.now + timedelta(seconds=self.lease_s), deadline_at)
         self._flights[Flight(run.state.id, number)] = leased
         event = engine.invocation_input(decision.state, decision.reply, self.rules) if spec.is_durable else kept.new.input
         request_id = decision.state.invocation.request_id if decision.state.invocation else ""
@@ -337,7 +338,7 @@ class MemoryExecutions:
             if leased is None or leased.worker_id != worker_id or self._runs[flight.execution_id].run.state.has_ended:
                 over.append(flight)
             else:
-                self._flights[flight] = replace(leased, lease_until=self.now + timedelta(seconds=LEASE_S))
+                self._flights[flight] = replace(leased, lease_until=self.now + timedelta(seconds=self.lease_s))
         return tuple(over)
 
     async def answer(self, tenant_id: TenantId, flight: Flight, output: InvocationOutput) -> None:
