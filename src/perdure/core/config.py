@@ -49,6 +49,11 @@ def otel_settings() -> OtelSettings:
     return OtelSettings(exporters, protocol, named)
 
 
+def inherited_environment() -> dict[str, str]:
+    """What a program that this one starts for its user finds, if nothing is changed."""
+    return dict(os.environ)
+
+
 def terminal_kind() -> str | None:
     """What the terminal that a command runs at understands, for terminfo(5)."""
     return os.environ.get("TERM")
