@@ -112,6 +112,11 @@ COMMANDS = (
         "running:kill",
         "End a command or terminal and everything it started; or, with --signal, only send it a signal.",
     ),
+    Entry(
+        "worker",
+        "worker:worker",
+        "Serve durable functions: take their invocations from the server, and run them in warm processes.",
+    ),
     Entry("cp", "copy:cp", "Copy a file or a whole directory into a workspace or out of it."),
     Entry("watch", "watch:watch", "Say what changes in a directory of a workspace, as it happens, until Ctrl-C."),
     Entry(
