@@ -33,7 +33,6 @@ from perdure.runs.protocol import (
     ExecutionArn,
     ExecutionInfo,
     ExecutionName,
-    ExecutionSummary,
     ExecutionTimeout,
     InvocationOutput,
     InvocationStatus,
@@ -52,11 +51,13 @@ from perdure.runs.service.model import (
     Found,
     Function,
     FunctionSpec,
+    Insight,
     ListQuery,
     NewExecution,
     OpenCallback,
     Worker,
 )
+from tests.fakes import run_views as views
 from tests.fakes.run_history import Run
 
 _NAME: TypeAdapter[str] = TypeAdapter(ExecutionName)
@@ -180,13 +181,23 @@ class MemoryExecutions:
         rest = len(events) > first + limit
         return EventPage(tuple(events[first : first + limit]), marker_of(first + limit) if rest else None)
 
+    async def inspect(self, tenant_id: TenantId, execution_id: str) -> Insight:
+        kept = self._find(tenant_id, execution_id)
+        return views.insight(kept.run.state, kept.new)
+
+    async def operations(self, tenant_id: TenantId, execution_id: str, *, marker: str | None, limit: int) -> OperationPage:
+        ops = list(self._find(tenant_id, execution_id).run.state.operations.values())
+        first = parse_marker(marker)
+        page = tuple(engine.operation(op) for op in ops[first : first + limit])
+        return OperationPage(operations=page, next_marker=marker_of(first + limit) if len(ops) > first + limit else None)
+
     async def find(self, tenant_id: TenantId, query: ListQuery) -> Found:
         self._settle()
-        mine = [kept for kept in self._runs.values() if kept.new.tenant_id == tenant_id and _fits(kept.run, query)]
+        mine = [kept for kept in self._runs.values() if kept.new.tenant_id == tenant_id and views.fits(kept.run, query)]
         mine.sort(key=lambda kept: kept.number, reverse=not query.oldest_first)
         first = parse_marker(query.marker)
         rest = len(mine) > first + query.limit
-        page = tuple(_summary(kept.run) for kept in mine[first : first + query.limit])
+        page = tuple(views.summary(kept.run) for kept in mine[first : first + query.limit])
         return Found(page, marker_of(first + query.limit) if rest else None)
 
     async def stop(self, tenant_id: TenantId, execution_id: str, error: ErrorObject | None) -> datetime:
@@ -226,7 +237,7 @@ class MemoryExecutions:
             self._find(tenant_id, execution_id)
         self._settle()
         found = [
-            _open(kept.run, op)
+            views.open_callback(kept.run, op)
             for kept in self._runs.values()
             if kept.new.tenant_id == tenant_id and execution_id in {None, kept.run.state.id} and not kept.run.state.has_ended
             for op in engine.open_callbacks(kept.run.state.operations.values())
@@ -259,11 +270,21 @@ class MemoryExecutions:
     # --------------------------------------------------------------------------------------------------------- from the worker
 
     async def functions(self, tenant_id: TenantId) -> list[Function]:
+        self._settle()
         return [
-            replace(function, workers=sum(self._serves(worker, tenant_id, name) for worker in self._workers.values()))
+            replace(function, workers=self._serving(tenant_id, name), **self._demand(tenant_id, name))
             for (owner, name), function in sorted(self._functions.items())
             if owner == tenant_id
         ]
+
+    def _serving(self, tenant_id: TenantId, name: str) -> int:
+        return sum(self._serves(worker, tenant_id, name) for worker in self._workers.values())
+
+    def _demand(self, tenant_id: TenantId, name: str) -> dict[str, Any]:
+        mine = (kept.run for kept in self._runs.values() if (kept.new.tenant_id, kept.new.function) == (tenant_id, name))
+        open_ = [run.state for run in mine if not run.state.has_ended]
+        waiting = [state.at for state in open_ if engine.standing(state).reason is Reason.INVOKE]
+        return {"executions": len(open_), "waiting": len(waiting), "waiting_since": min(waiting, default=None)}
 
     def _serves(self, worker: _Worker, tenant_id: TenantId, function: str) -> bool:
         is_heard = not worker.has_left and worker.heard_at + timedelta(seconds=self.lease_s) > self.now
@@ -460,37 +481,6 @@ def _check(new: NewExecution) -> None:
                 adapter.validate_python(value)
         except ValidationError as error:
             raise InvalidRequest(f"{what}: {error.errors()[0]['msg']}.") from None
-
-
-def _fits(run: Run, query: ListQuery) -> bool:
-    state = run.state
-    return (
-        (query.function is None or state.started.function == query.function)
-        and (not query.statuses or state.status in query.statuses)
-        and (query.name is None or state.started.name == query.name)
-        and (query.started_after is None or state.started_at >= query.started_after)
-        and (query.started_before is None or state.started_at <= query.started_before)
-    )
-
-
-def _summary(run: Run) -> ExecutionSummary:
-    told = engine.description(run.state, with_data=False)
-    return ExecutionSummary(**{name: getattr(told, name) for name in ExecutionSummary.model_fields})
-
-
-def _open(run: Run, op: engine.Op) -> OpenCallback:
-    started = run.state.started
-    return OpenCallback(
-        callback_id=op.callback_id or "",
-        execution_id=run.state.id,
-        arn=started.arn,
-        function=started.function,
-        operation_id=op.id,
-        name=op.name,
-        started_at=op.started_at,
-        due=op.due,
-        heartbeat_due=op.heartbeat_due,
-    )
 
 
 def _failed(error: ErrorObject | None) -> InvocationOutput:

@@ -16,9 +16,11 @@ from perdure.api.document import ANSWERS, describe
 from perdure.api.routes import (
     audit,
     backups,
+    callbacks,
     events,
     exec_sockets,
     execs,
+    executions,
     files,
     images,
     integrity,
@@ -68,7 +70,8 @@ def _routes() -> tuple[BaseRoute, ...]:
     inside = (execs, exec_sockets, files, transfers, tunnels, ports, programs, invocations, python)
     records = (backups, tenants, keys, usage, quotas, audit, events)
     v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
-    for module in (server, images, workspaces, lineage, integrity, *inside, workers, *records):
+    runs = (executions, callbacks, workers)
+    for module in (server, images, workspaces, lineage, integrity, *inside, *runs, *records):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

@@ -132,6 +132,21 @@ NEEDS: Mapping[str, Need] = {
     "answer_work": OPERATE,
     "fail_work": OPERATE,
     "list_functions": READ,
+    "start_execution": INVOKE,
+    "list_executions": READ,
+    "get_execution": READ,
+    "execution_result": READ,
+    "execution_history": READ,
+    "execution_operations": READ,
+    "stop_execution": OPERATE,
+    "pause_execution": OPERATE,
+    "resume_execution": OPERATE,
+    "retry_execution": OPERATE,
+    "delete_execution": OPERATE,
+    "list_callbacks": INVOKE,  # with its id a callback is completed
+    "succeed_callback": INVOKE,
+    "fail_callback": INVOKE,
+    "beat_callback": INVOKE,
 }
 #: What a worker says all the time. The execution that it is about has a history, which tells all of it.
 IN_A_HISTORY = frozenset({"take_work", "beat_worker", "answer_work", "fail_work"})

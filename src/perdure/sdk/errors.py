@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from perdure.core.errors import Conflict, CorruptData, DeadlineExceeded, PerdureError, Unavailable, error_classes
 
@@ -45,6 +46,41 @@ class StillRunning(DeadlineExceeded):
     def __init__(self, message: str, *, exec_id: str = "", **details: Any) -> None:
         super().__init__(message, **details)
         self.exec_id = exec_id
+
+
+class ExecutionRunning(DeadlineExceeded):
+    """The wait for an execution ended before the execution did. It goes on; wait for ``execution_id`` again."""
+
+    code = "execution_running"
+    retryable = False
+
+    def __init__(self, message: str, *, execution_id: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
+        self.execution_id = execution_id
+
+
+class ExecutionFailed(PerdureError):
+    """An execution whose result was asked for has ended without one. ``error_type`` and ``error_message`` are of what its
+    function raised, where it said so."""
+
+    code = "execution_failed"
+    default_hint = "See what it did: perdure execution show, or start it once more: perdure execution retry."
+    verb: ClassVar[str] = "failed"
+    execution_id: str = ""
+    error_type: str | None = None
+    error_message: str | None = None
+    error_data: str | None = None
+    stack_trace: Sequence[str] = ()
+
+
+class ExecutionTimedOut(ExecutionFailed):
+    code = "execution_timed_out"
+    verb = "timed out"
+
+
+class ExecutionStopped(ExecutionFailed):
+    code = "execution_stopped"
+    verb = "was stopped"
 
 
 class SpecConflict(Conflict):

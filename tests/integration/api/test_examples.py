@@ -18,6 +18,7 @@ import perdure.sdk._sync as synchronous
 from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
 from perdure.sdk._acompat import close_default_client, default_async_client, default_client
 from tests.fakes.api_server import FakeServer
+from tests.fakes.lived_executions import furnish
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = sorted(path.stem for path in Path(asynchronous.__path__[0]).glob("[a-z]*.py"))
@@ -40,6 +41,7 @@ def reader(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("main.py", "README.md"):
         (tmp_path / "project" / name).write_text("print('hello')\n")
     server.workspaces.has_store = True
+    server.run(lambda: furnish(server.executions))
 
 
 def shown(test: doctest.DocTest) -> list[doctest.Example]:

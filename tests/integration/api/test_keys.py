@@ -54,6 +54,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "run_python": {"json": {"code": "1"}},
     "interrupt_python": {"json": {}},
     "restart_python": {"json": {}},
+    "start_execution": {"json": {"function": "absent"}},
     "register_worker": {"json": {"functions": [{"name": "f", "digest": "v1"}]}},
     "take_work": {"json": {"wait_s": 0}},
     "beat_worker": {"json": {}},
@@ -84,9 +85,8 @@ def filled(path: str, **names: str) -> str:
 
 
 def absent(path: str) -> str:
-    return filled(
-        path, ref="absent", exec_id="exe_1", snapshot="absent", tenant="absent", port="80", upload_id=UPLOAD, invocation="1"
-    )
+    names = {"ref": "absent", "exec_id": "exe_1", "snapshot": "absent", "tenant": "absent", "callback_id": "absent"}
+    return filled(path, **names, port="80", upload_id=UPLOAD, invocation="1")
 
 
 def test_every_route_says_what_it_needs_and_nothing_else_does() -> None:

@@ -23,6 +23,7 @@ from schemathesis.config import SchemathesisConfig
 from perdure.api import policy
 from perdure.core.errors import error_classes
 from perdure.core.paging import Place, seq_cursor
+from perdure.runs.protocol import marker_of
 from perdure.wire import public
 from tests.fakes.workspaces import KEY
 from tests.integration.api.stage import OPENAPI, ROUTES, stage
@@ -63,6 +64,8 @@ _NAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "query.destination": _rather("/dir/new"),
     "query.tenant": _rather("acme"),
     "query.workspace": _rather("demo"),
+    "query.execution": _rather("demo"),
+    "body.function": _rather("greet"),
     "body.tenant": _rather("acme"),
 }
 
@@ -92,6 +95,12 @@ FINE = ["2xx", "401", "403", "404", "409", "429"]
 NO_PLACE = Place(datetime(1970, 1, 1, tzinfo=UTC), "a").cursor()
 
 
+CURSORS = {
+    "workspace_log": seq_cursor(0),
+    **dict.fromkeys(("list_executions", "execution_history", "execution_operations"), marker_of(0)),
+}
+
+
 def _operation(name: str) -> dict[str, Any]:
     server = SERVER_ERRORS.get(name, [])
     positive = [*FINE, *(["422"] if name in RULES else []), *server]
@@ -102,7 +111,7 @@ def _operation(name: str) -> dict[str, Any]:
             "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", *server]},
         },
         "parameters": {
-            "query.cursor": seq_cursor(0) if name == "workspace_log" else NO_PLACE,
+            "query.cursor": CURSORS.get(name, NO_PLACE),
             **({"path.exec_id": ENDED_ID} if name == "follow_python" else {}),  # a cell is followed to its end
             **({"body.snapshot": _NAMES["path.snapshot"][1]} if name in {"rewind_workspace", "fork_workspace"} else {}),
         },
@@ -192,7 +201,7 @@ class Served:
 
     def reset(self) -> None:
         """One workspace, awake, with a snapshot, files, a command that waits for input, one that has ended, and an upload that
-        has begun."""
+        has begun; and an execution."""
         while found := self._make("GET", "workspaces")["workspaces"]:
             for one in found:
                 self.http.delete(f"/v1/workspaces/{one['id']}")
@@ -204,6 +213,8 @@ class Served:
         self._make("POST", "workspaces/demo/execs", json=cat)
         self._make("POST", "workspaces/demo/execs", json={"argv": ["true"], "background": True, "exec_id": ENDED_ID})
         self._make("PUT", f"workspaces/demo/files/uploads/{UPLOAD_ID}")
+        self._make("POST", "workers", json={"functions": [{"name": "greet", "digest": "v1"}]})
+        self._make("POST", "executions", json={"function": "greet", "name": "demo"})
         self.is_used = False
 
     def mend(self) -> None:

@@ -15,6 +15,7 @@ from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import AsyncSent, apause
+from perdure.sdk._async.executions import AsyncDurable
 from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
@@ -26,7 +27,7 @@ Model = TypeVar("Model", bound=public.Answer)
 Page = TypeVar("Page", bound=public.Paged)
 
 
-class AsyncClient:
+class AsyncClient(AsyncDurable):
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
     ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that

@@ -21,6 +21,7 @@ from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
 from perdure.sdk._options import QuotaOptions
+from perdure.sdk._sync.executions import Durable
 from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
 
@@ -28,7 +29,7 @@ Model = TypeVar("Model", bound=public.Answer)
 Page = TypeVar("Page", bound=public.Paged)
 
 
-class Client:
+class Client(Durable):
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
     ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that
