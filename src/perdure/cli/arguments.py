@@ -16,6 +16,9 @@ PLURALS: Mapping[str, str] = {
     "branches": "branch",
     "keys": "key",
     "tenants": "tenant",
+    "executions": "execution",
+    "callbacks": "callback",
+    "functions": "function",
     "list": "ls",
 }
 

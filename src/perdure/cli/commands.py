@@ -131,6 +131,11 @@ COMMANDS = (
     ),
     Entry("unshare", "share:unshare", "Take back every link of a port of a workspace, and that it is public."),
     Entry(
+        "replay",
+        "replay:replay",
+        "Run a handler of here against an execution's history, and say whether it fits. Exits 1 when it does not.",
+    ),
+    Entry(
         "backup",
         "backup:backup",
         "Back up everything: database, snapshots and the images they lie on. The server goes on working.",
@@ -233,6 +238,37 @@ WEBHOOK = (
     Entry("rm", "events:rm", "Remove webhooks. What was still to be delivered to them is not any more."),
     Entry("test", "events:test", "Send a webhook an event of the kind 'test' now. Exits 1 when it was not delivered."),
 )
+EXECUTION = (
+    Entry("ls", "executions:ls", "List executions, the newest first."),
+    Entry("show", "executions:show", "Show an execution: what it waits for and since when, and its operations as a tree."),
+    Entry("start", "executions:start", "Start an execution. It goes on without this command."),
+    Entry(
+        "wait",
+        "executions:wait",
+        "Wait for an execution's end and print its result. Fails with its error where it ends without one.",
+    ),
+    Entry("history", "executions:history", "Print an execution's events as AWS has them."),
+    Entry("stop", "executions:stop", "End an execution now. What an invocation of it still does counts for nothing."),
+    Entry(
+        "pause",
+        "executions:pause",
+        "Have an execution invoked no more until it is resumed. Its timers and callbacks go on.",
+    ),
+    Entry("resume", "executions:resume", "Let a paused execution go on."),
+    Entry(
+        "retry",
+        "executions:retry",
+        "Resume a paused execution; of one that has ended, start another with the same function and input. Says which.",
+    ),
+    Entry("rm", "executions:rm", "Delete executions that have ended, with their histories. This cannot be undone."),
+)
+CALLBACK = (
+    Entry("ls", "callbacks:ls", "List callbacks that are still open, the oldest first."),
+    Entry("succeed", "callbacks:succeed", "Complete a callback with a result."),
+    Entry("fail", "callbacks:fail", "Complete a callback with an error, which its function sees."),
+    Entry("beat", "callbacks:beat", "Say that somebody still works on a callback: its heartbeat's timeout begins anew."),
+)
+FUNCTION = (Entry("ls", "functions:ls", "List functions, who serves them, and which of them have executions but no worker."),)
 #: name, what it is about, its commands
 GROUPS = (
     ("snapshot", "Snapshots of a workspace.", SNAPSHOT),
@@ -241,6 +277,9 @@ GROUPS = (
     ("program", "The program that a workspace keeps running.", PROGRAM),
     ("key", "API keys of a tenant.", KEY),
     ("webhook", "Where events are sent to.", WEBHOOK),
+    ("execution", "Durable executions of functions.", EXECUTION),
+    ("callback", "What durable executions wait for from outside.", CALLBACK),
+    ("function", "Functions that workers serve.", FUNCTION),
     ("tenant", "Tenants of the server: nobody sees another one's workspaces.", TENANT),
 )
 

@@ -197,7 +197,10 @@ def _argument(line: _Line) -> Any:
 
 
 #: What an argument or an option's value names, by how the help calls it. A command that makes the thing is left out below.
-_KINDS = {"NAME": "workspaces", "SNAPSHOT": "snapshots", "IMAGE": "images", "KEY": "keys", "TENANT": "tenants"}
+_KINDS = {
+    **{"NAME": "workspaces", "SNAPSHOT": "snapshots", "IMAGE": "images", "KEY": "keys", "TENANT": "tenants"},
+    **{"EXECUTION": "executions", "CALLBACK": "callbacks", "FUNCTION": "functions"},
+}
 _MAKES = "create"
 
 
@@ -237,3 +240,15 @@ def _from_server(kind: str, arguments: Sequence[str], begin: str) -> Iterator[Ca
             yield from (Candidate(one.name, one.state.value) for one in found)
         elif kind == "tenants":
             yield from (Candidate(one.name) for one in client.tenants())
+        elif kind in {"executions", "callbacks", "functions"}:
+            yield from _of_durable(client, kind)
+
+
+def _of_durable(client: Any, kind: str) -> Iterator[Candidate]:
+    if kind == "executions":
+        for one in islice(client.executions.list(), SHOWN_MAX):
+            yield Candidate(one.name, f"{one.function} {one.status.value}")
+    elif kind == "callbacks":
+        yield from (Candidate(one.callback_id, f"{one.function} {one.name or ''}".strip()) for one in client.callbacks.list())
+    else:
+        yield from (Candidate(one.name) for one in client.executions.functions())
