@@ -96,13 +96,12 @@ def json_value(value: Any, what: str) -> Any:
 
 
 class Waiter:
-    """Waits for the end of one execution, across servers that are started again."""
+    """Waits for the end of one execution, which a server has told of: across its being started again."""
 
     def __init__(self, ref: str, timeout_s: float | None, now_s: float) -> None:
         self._ref = ref
         self._timeout_s = timeout_s
         self._until_s = None if timeout_s is None else now_s + timeout_s
-        self._has_answered = False
         self._breaks = 0
 
     def next_wait_s(self, now_s: float) -> float:
@@ -114,7 +113,7 @@ class Waiter:
 
     def feed(self, outcome: public.ExecutionOutcome, now_s: float) -> bool:
         """Whether it has ended. Raises ExecutionRunning when there is no more time."""
-        self._has_answered, self._breaks = True, 0
+        self._breaks = 0
         if not outcome.ended and self._until_s is not None and now_s >= self._until_s:
             raise ExecutionRunning(
                 f"Execution {self._ref} is {outcome.status.value} after {self._timeout_s:g} s; it goes on.",
@@ -128,7 +127,7 @@ class Waiter:
         self._breaks += 1
         passes = error.code in _PASSING or isinstance(error, RateLimited)
         is_late = self._until_s is not None and now_s >= self._until_s
-        if not (passes and self._has_answered) or is_late or self._breaks > _core.RECONNECTS:
+        if not passes or is_late or self._breaks > _core.RECONNECTS:
             raise error
         return _core.welcome_s(error) if isinstance(error, RateLimited) else _core.delay_s(self._breaks)
 

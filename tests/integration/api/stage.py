@@ -23,6 +23,7 @@ from perdure.core.config import Settings
 from perdure.core.errors import Unavailable
 from perdure.core.scopes import KeyScope
 from perdure.journal.feed import Feed
+from perdure.runs.service.model import Executions
 from perdure.webhooks.sending import Sender
 from perdure.webhooks.service import WebhookParts, WebhookService
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
@@ -47,6 +48,7 @@ class Stage:
     audit: Audit
     http: httpx2.AsyncClient
     settings: Settings
+    executions: Executions
 
     async def tenant(self, name: str) -> str:
         return (await self.access.create_tenant(OPERATOR, name)).id
@@ -91,7 +93,7 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
             await server.start()
             await feed.start()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, verify=False) as http:
-                yield Stage(plane, access, audit, http, settings)
+                yield Stage(plane, access, audit, http, settings, services.executions)
             await server.stop()
             await services.ports.close()
             await feed.close()
