@@ -120,7 +120,8 @@ async def _serve(
     tell = Teller(as_json=as_json)
     places, of_command = asked
     async with AsyncClient(settings=Settings()) as client, Door(client.target) as door:
-        around = Surroundings(door.environment(inherited_environment()), quiet_stdout=as_json)
+        inherited = {"PYTHONUNBUFFERED": "1", **inherited_environment()}  # what is printed before a process is killed is not lost
+        around = Surroundings(door.environment(inherited), quiet_stdout=as_json)
         source: Handlers | Command = Handlers(places, around)
         if of_command is not None:
             source = _command(of_command, around, is_durable=is_durable)

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-import httpx2
-
-from perdure.sdk import _core
 from perdure.sdk._core import Target
 from perdure.worker.http import HOST, Loopback, Request, Response
+from perdure.worker.upstream import Upstream
 
 #: Of Lambda's and durable executions' API versions; and Step Functions', whose path is the root.
 PREFIXES = ("/2015-03-31/functions/", "/2025-12-01/functions/", "/2025-12-01/durable-execution")
@@ -24,7 +22,7 @@ PREFIXES = ("/2015-03-31/functions/", "/2025-12-01/functions/", "/2025-12-01/dur
 OWN_HEADERS = frozenset(
     {b"host", b"connection", b"keep-alive", b"authorization", b"content-length", b"transfer-encoding", b"expect"}
 )
-ANSWER_HEADERS = ("content-type", "date", "retry-after", "perdure-request-id")
+ANSWER_HEADERS = frozenset({"content-type", "date", "retry-after", "perdure-request-id"})
 #: AWS clients sign, so they want something to sign with. What is set by the user stays.
 REGION = "us-east-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "perdure-worker", "AWS_SECRET_ACCESS_KEY": "of-no-use-elsewhere"}
@@ -42,19 +40,7 @@ class Door:
         self._target = target
         self._secret = f"/{secrets.token_urlsafe(24)}"
         self._loopback = Loopback(self._answer)
-        socket = target.socket
-        self._http = httpx2.AsyncClient(
-            base_url=target.base_url,
-            headers=target.headers,
-            transport=httpx2.AsyncHTTPTransport(
-                verify=target.has_tls,
-                uds=str(socket) if socket else None,
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
-                socket_options=None if socket else _core.KEEPALIVE,
-            ),
-            timeout=httpx2.Timeout(None, connect=_core.CONNECT_TIMEOUT_S),  # a client of the handler's has limits of its own
-            follow_redirects=False,
-        )
+        self._upstream = Upstream(target)
 
     @property
     def url(self) -> str:
@@ -75,22 +61,20 @@ class Door:
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         await self._loopback.close()
-        await self._http.aclose()
+        await self._upstream.close()
 
     async def _answer(self, request: Request) -> Response:
         target = request.target.removeprefix(self._secret)
         root = "/" if target in {"", "/"} and request.header(b"x-amz-target") else None
         if target == request.target or (root is None and not target.startswith(PREFIXES)):
             return _refused(403, "AccessDeniedException", "This address is not of this service.")
-        url = self._http.base_url.copy_with(raw_path=(root or target).encode("latin-1"))
         headers = [(name, value) for name, value in request.headers if name not in OWN_HEADERS]
         try:
-            answer = await self._http.request(request.method, url, headers=headers, content=request.body)
-        except httpx2.TransportError as error:  # an AWS client tries it again; its requests are made for that
+            answer = await self._upstream.request(request.method, root or target, headers, request.body)
+        except OSError as error:  # an AWS client tries it again; its requests are made for that
             return _refused(503, "ServiceException", f"The server at {self._target.label} does not answer ({error}).")
-        kept = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
-        kept |= {name: value for name, value in answer.headers.items() if name.lower().startswith("x-amz")}
-        return Response(answer.status_code, answer.content, kept)
+        kept = {name: value for name, value in answer.headers.items() if name in ANSWER_HEADERS or name.startswith("x-amz")}
+        return Response(answer.status, answer.body, kept)
 
 
 def _refused(status: int, kind: str, why: str) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ from perdure.core.ids import DEFAULT_TENANT
 from perdure.runs.protocol import ExecutionStatus
 from perdure.runs.service.model import Function
 from tests.fakes.api_server import FakeServer
+from tests.fakes.workspaces import KEY
 from tests.integration.worker.conftest import Start
 from tests.integration.worker.stage import DEADLINE_S, advance, begin, ended, is_gone, pids_in
+
+CLIENT = Path(__file__).parents[2] / "unit/worker/runtime_client.py"
 
 
 def eventually(holds: Callable[[], object]) -> None:
@@ -142,13 +146,28 @@ def test_a_worker_that_was_forgotten_registers_anew(server: FakeServer, worker: 
     assert ended(server, begin(server, "double", {"n": 2})).status is ExecutionStatus.SUCCEEDED
 
 
-def test_a_url_and_a_key_that_is_refused(server: FakeServer, worker: Start) -> None:
-    with_key = server.settings.api_key_file.read_text().strip() if server.settings.api_key_file.exists() else ""
+def test_a_url_with_a_key_that_is_good_and_one_that_is_not(server: FakeServer, worker: Start) -> None:
     run = worker("plain:double", environment={"PERDURE_URL": server.url, "PERDURE_API_KEY": "pdk_wrong"})
     assert run.exit_code() == 1 and json.loads(run.stderr.splitlines()[-1])["error"]["code"] == "unauthenticated"
-    if with_key:
-        run = worker("plain:double", "--once", environment={"PERDURE_URL": server.url, "PERDURE_API_KEY": with_key})
-        assert run.exit_code() == 0
+    run = worker("plain:double", "--once", environment={"PERDURE_URL": server.url, "PERDURE_API_KEY": KEY})
+    assert run.exit_code() == 0
+
+
+def test_a_runtime_client_of_any_language(server: FakeServer, worker: Start) -> None:
+    """It speaks Lambda's Runtime API; it dies with the worker, whatever it does at that time."""
+    run = worker("--exec", f"{sys.executable} {CLIENT} serve", "--function", "main", "--plain", "--concurrency", "1")
+    run.event("registered")
+    told = json.loads(ended(server, begin(server, "main", {"n": 1})).result or "")
+    assert (told["event"], told["function"]) == ({"n": 1}, "main")
+    refused = ended(server, begin(server, "main", {"do": "error"}))
+    assert refused.error is not None and (refused.error.error_type, refused.error.error_message) == ("Oops", "bad")
+    hanging = begin(server, "main", {"do": "hang"})
+    run.event("invoked", execution_id=hanging)
+    children = run.children()
+    run.signal(signal.SIGKILL)
+    run.exit_code()
+    assert children
+    eventually(lambda: all(is_gone(pid) for pid in children))
 
 
 def test_what_cannot_be_served_is_said_in_a_sentence(worker: Start) -> None:

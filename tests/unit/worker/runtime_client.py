@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import sys
+import threading
 from typing import Any
 
 HOST = os.environ["AWS_LAMBDA_RUNTIME_API"]
@@ -21,7 +22,7 @@ def call(method: str, route: str, body: bytes | None = None, headers: dict[str, 
     return answer
 
 
-def main(kind: str) -> int:
+def main(kind: str) -> int:  # noqa: C901 - one answer for each thing a client may do
     if kind == "init-error":
         call("POST", "init/error", json.dumps({"errorType": "ImportError", "errorMessage": "no such module"}).encode())
         return 1
@@ -36,6 +37,8 @@ def main(kind: str) -> int:
                 call("POST", f"invocation/{request}/error", json.dumps(told).encode())
             case "odd-error":
                 call("POST", f"invocation/{request}/error", b"no json", {"Lambda-Runtime-Function-Error-Type": "Odd"})
+            case "hang":
+                threading.Event().wait()
             case "die":
                 os._exit(7)
             case "forget":

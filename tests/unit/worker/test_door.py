@@ -127,6 +127,41 @@ async def test_a_server_that_is_away_is_an_error_that_aws_clients_repeat(monkeyp
         assert caught.value.response["ResponseMetadata"]["RetryAttempts"] > 0
 
 
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", b"nonsense\r\n\r\n"])
+async def test_an_answer_that_breaks_off_is_such_an_error_too(reply: bytes) -> None:
+    asked = []
+
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(reply)
+        writer.close()
+
+    server = await asyncio.start_server(broken, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Door(Target(url, None, None, url)) as door, httpx2.AsyncClient(verify=False) as plain:
+        answer = await plain.post(f"{door.url}/2015-03-31/functions/main/invocations", content=b"{}")
+        assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (503, "ServiceException")
+        assert len(asked) == 1  # on a new connection nobody tries again but the client
+
+
+async def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced() -> None:
+    asked = 0
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Door(Target(url, None, None, url)) as door, httpx2.AsyncClient(verify=False) as plain:
+        for number in range(1, 4):
+            answer = await plain.get(f"{door.url}/2015-03-31/functions/main/x")
+            assert (answer.status_code, asked) == (200, number)
+
+
 def test_what_the_user_has_set_for_aws_stays() -> None:
     door = Door(Target("http://127.0.0.1:1", None, None, "there"))
     alone = door.environment({"HOME": "/root", "PERDURE_API_KEY": "k"})
