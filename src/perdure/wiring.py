@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from perdure import fitness, saving, telling
-from perdure.access import tokens
+from perdure.access import signatures, tokens
 from perdure.access.audit import Audit
 from perdure.access.quotas import Quotas
 from perdure.access.service import AccessService
@@ -175,7 +175,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             metering=Metering(database),
             doctor=lambda: examine(settings, control.driver, control.images.store),
             foresee_egress=control.dialer.foresee,
-            access=AccessService(database, clock, ensure_key_file(settings.api_key_file)),
+            access=_access(settings, database, clock),
             settings=settings,
             clock=clock,
             ports=control.ports,
@@ -345,6 +345,10 @@ def _node_id(settings: Settings, clock: Clock) -> NodeId:
         files.make_dir(settings.home)
         files.write_file(path, ids.mint("nod", now_ms=epoch_ms(clock)).encode())
     return NodeId(path.read_text().strip())
+
+
+def _access(settings: Settings, database: Database, clock: Clock) -> AccessService:
+    return AccessService(database, clock, ensure_key_file(settings.api_key_file), _derived(settings, signatures.PURPOSE))
 
 
 def _derived(settings: Settings, purpose: str) -> bytes:

@@ -6,12 +6,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from perdure.access.model import OPERATOR, Key, NewKey, Principal, Tenant
+from perdure.access.service import OPERATOR_KEY_ID
+from perdure.access.signatures import Pair
 from perdure.core.errors import AlreadyExists, NotFound
 from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId, check_name
 from perdure.core.paging import WHOLE, Page, Place
 from perdure.core.scopes import KeyState
 from tests.fakes.memory_guest import MOMENT
 
+#: What secrets of AWS clients are derived from.
+SIGNING_KEY = b"k" * 32
+#: The operator's.
+AWS_SECRET = "operators/secret+for/aws+clients/0123456"
 DEFAULT = Tenant(DEFAULT_TENANT, "default", MOMENT, "installation")
 
 
@@ -27,6 +33,15 @@ class FakeAccess:
 
     async def authenticate(self, secret: str) -> Principal | None:
         return OPERATOR if secret == self._operator_key else None
+
+    async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:
+        return (OPERATOR, AWS_SECRET) if access_key_id == OPERATOR_KEY_ID else None
+
+    def pair(self, principal: Principal) -> Pair:
+        return Pair(OPERATOR_KEY_ID, AWS_SECRET)
+
+    def pair_of(self, key: Key) -> Pair:
+        return Pair(key.id, f"aws-secret-of-{key.id}")
 
     async def create_key(self, caller: Principal, new: NewKey) -> tuple[Key, str]:
         check_name(new.name, "key")

@@ -17,7 +17,7 @@ from perdure.api.services import Services
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.db.database import Database
-from tests.fakes.access import FakeAccess
+from tests.fakes.access import SIGNING_KEY, FakeAccess
 from tests.fakes.events import FakeWebhooks
 from tests.fakes.images import FakeImages
 from tests.fakes.memory_executions import MemoryExecutions
@@ -111,7 +111,7 @@ class FakeServer:
         if self._database is None:
             return None
         await self._database.open()
-        return AccessService(self._database, SystemClock(), KEY)
+        return AccessService(self._database, SystemClock(), KEY, SIGNING_KEY)
 
     def stop(self) -> None:
         async def end() -> None:

@@ -13,6 +13,7 @@ from perdure.access.service import AccessService
 from perdure.api.trail import Record, Trail
 from perdure.core.ids import DEFAULT_TENANT
 from perdure.db.database import Database
+from tests.fakes.access import SIGNING_KEY
 from tests.fakes.clock import FakeClock
 from tests.simulation.fuse import Fuse, FusedDatabase, Killed, killed_everywhere
 
@@ -20,7 +21,7 @@ from tests.simulation.fuse import Fuse, FusedDatabase, Killed, killed_everywhere
 async def call(database: Any, name: str) -> None:
     """What a request to make a tenant does, and one to limit it."""
     clock = FakeClock()
-    audit, access = Audit(database, clock, "here", keep_days=1), AccessService(database, clock, "pdk_operator")
+    audit, access = Audit(database, clock, "here", keep_days=1), AccessService(database, clock, "pdk_operator", SIGNING_KEY)
     for route in ("create_tenant", "set_quota"):
         trail = Trail(audit, Act(DEFAULT_TENANT, "operator", "", "", f"req_{name}_{route}", "unix", note=f"note_{name}_{route}"))
         trail.asked(route, name)
@@ -45,7 +46,7 @@ async def test_nothing_is_done_of_which_there_is_no_row(database: Database) -> N
             successor = Audit(database, FakeClock(), "here", keep_days=1)
             await successor.start()
             await successor.close()
-        access = AccessService(database, FakeClock(), "pdk_operator")
+        access = AccessService(database, FakeClock(), "pdk_operator", SIGNING_KEY)
         tenant = await access.find_tenant(name)
         rows = [row.act for row in await successor.page(None, None, 0, 1000) if row.act.request_id.startswith(f"req_{name}_")]
         done = set() if tenant is None else {"create_tenant"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from perdure.access.signatures import Pair
 from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId
 from perdure.core.paging import WHOLE, Page
 from perdure.core.scopes import KeyScope, KeyState, granted
@@ -79,6 +80,16 @@ class Access(Protocol):
     async def authenticate(self, secret: str) -> Principal | None:
         """The principal of an API key; None for one that is unknown, expired or revoked."""
         ...
+
+    async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:
+        """Who signs requests with this access key id, and the secret to verify them with; None as for ``authenticate``."""
+        ...
+
+    def pair(self, principal: Principal) -> Pair:
+        """The pair that belongs to a principal's key. Raises Forbidden for whoever has no key."""
+        ...
+
+    def pair_of(self, key: Key) -> Pair: ...
 
     async def create_key(self, caller: Principal, new: NewKey) -> tuple[Key, str]:
         """The key and its secret, which nobody can ask for again. Raises AlreadyExists for a name in use."""

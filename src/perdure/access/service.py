@@ -9,16 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.access.model import OPERATOR, Key, NewKey, Principal, Tenant
+from perdure.access.model import LOCAL, OPERATOR, Key, NewKey, Principal, Tenant
+from perdure.access.signatures import Pair, secret_of
 from perdure.core.clock import Clock, epoch_ms
-from perdure.core.errors import AlreadyExists, InvalidRequest, MissingScope, NoSpace, NotFound
-from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId, check_name, mint
+from perdure.core.errors import AlreadyExists, Forbidden, InvalidRequest, MissingScope, NoSpace, NotFound
+from perdure.core.ids import DEFAULT_TENANT, KeyId, TenantId, check_name, is_id, mint
 from perdure.core.paging import WHOLE, Page
 from perdure.core.scopes import KeyScope, KeyState
 from perdure.db.database import Database
 
 KEY_PREFIX = "pdk_"
 SECRET_BYTES = 32
+#: The access key id of the key file's key, which has no row.
+OPERATOR_KEY_ID = "key_operator"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 8  # 48 of the 256 bits: enough to tell keys apart, no help to whoever guesses the rest
 #: How long an answer of the database is believed. A revocation counts here at once, and in other processes after this time.
 KNOWN_S = 5.0
@@ -39,11 +42,12 @@ class _Known:
 class AccessService:
     """Implements ``model.Access``."""
 
-    def __init__(self, database: Database, clock: Clock, operator_key: str) -> None:
+    def __init__(self, database: Database, clock: Clock, operator_key: str, signing_key: bytes) -> None:
         self._database = database
         self._clock = clock
         self._operator_key = operator_key.encode()
-        self._known: dict[bytes, _Known] = {}  # by hash
+        self._signing_key = signing_key
+        self._known: dict[bytes | str, _Known] = {}  # by hash, and by id
         self._revocations = 0
 
     # -------------------------------------------------------------------------------------------------------- who calls
@@ -55,17 +59,43 @@ class AccessService:
         if not secret.startswith(KEY_PREFIX):
             return None
         # Looked up by its hash: how long that takes tells nothing about a secret, for nobody can make a hash begin like another.
-        digest = hashlib.sha256(given).digest()
-        known = self._known.get(digest)
+        return await self._find(hashlib.sha256(given).digest())
+
+    async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:
+        if access_key_id == OPERATOR_KEY_ID:
+            return OPERATOR, self._secret(OPERATOR_KEY_ID)
+        principal = await self._find(access_key_id) if is_id(access_key_id, "key") else None
+        return None if principal is None else (principal, self._secret(access_key_id))
+
+    def pair(self, principal: Principal) -> Pair:
+        if principal in {OPERATOR, LOCAL}:
+            return Pair(OPERATOR_KEY_ID, self._secret(OPERATOR_KEY_ID))
+        kind, _, key_id = principal.name.partition(":")
+        if kind != "key":
+            raise Forbidden("Only an API key has a pair for AWS clients.")
+        return Pair(key_id, self._secret(key_id))
+
+    def pair_of(self, key: Key) -> Pair:
+        return Pair(key.id, self._secret(key.id))
+
+    def _secret(self, key_id: str) -> str:
+        """The operator's ends with the key file's key."""
+        salt = hashlib.sha256(self._operator_key).digest() if key_id == OPERATOR_KEY_ID else b""
+        return secret_of(self._signing_key, key_id, salt)
+
+    async def _find(self, by: bytes | str) -> Principal | None:
+        """A key that counts, by its hash or its id."""
+        known = self._known.get(by)
         if known is not None and self._clock.monotonic() < known.until:
             return known.principal
-        return await self._look_up(digest)
+        return await self._look_up(by)
 
-    async def _look_up(self, digest: bytes) -> Principal | None:
-        self._known.pop(digest, None)
+    async def _look_up(self, by: bytes | str) -> Principal | None:
+        self._known.pop(by, None)
         revocations = self._revocations
         asked_at = self._clock.monotonic()
-        row = await self._database.one("keys.by_hash", hash=digest)
+        is_hash = isinstance(by, bytes)
+        row = await self._database.one("keys.counting", hash=by if is_hash else None, id=None if is_hash else by)
         if row is None:
             return None
         if row["is_unnoted"]:
@@ -75,7 +105,7 @@ class AccessService:
         principal = Principal(f"key:{row['id']}", TenantId(row["tenant_id"]), scopes)
         if revocations == self._revocations:  # else it may be this key, revoked since it was read
             believed_s = KNOWN_S if row["left_s"] is None else min(KNOWN_S, row["left_s"])
-            self._known[digest] = _Known(KeyId(row["id"]), principal, asked_at + believed_s)
+            self._known[by] = _Known(KeyId(row["id"]), principal, asked_at + believed_s)
         return principal
 
     # ------------------------------------------------------------------------------------------------------------- keys
@@ -112,7 +142,7 @@ class AccessService:
         if row is None:
             raise NotFound(f"There is no key {ref!r}.", hint="List them with 'perdure key ls'; a revoked one is named by its id.")
         self._revocations += 1
-        self._known = {digest: known for digest, known in self._known.items() if known.key_id != row["id"]}
+        self._known = {by: known for by, known in self._known.items() if known.key_id != row["id"]}
         return _key(row)
 
     # ---------------------------------------------------------------------------------------------------------- tenants

@@ -1,4 +1,5 @@
-"""``create_app``: the ASGI application under ``/v1``. Put a guard of ``guard`` in front of it; without one it answers nobody."""
+"""``create_app``: the ASGI application under ``/v1``, and what AWS's clients speak beside it. Put a guard of ``guard`` in front
+of it; without one it answers nobody."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from starlette.routing import BaseRoute
 
 import perdure
 from perdure.api import errors
+from perdure.api.aws.routes import routes as aws_routes
 from perdure.api.deps import Call, admit
 from perdure.api.document import ANSWERS, describe
 from perdure.api.routes import (
@@ -81,4 +83,4 @@ def _routes() -> tuple[BaseRoute, ...]:
     whole = APIRouter(generate_unique_id_function=lambda route: route.name, strict_content_type=True)
     whole.include_router(v1)
     whole.include_router(metrics.router, responses=ANSWERS, dependencies=[Depends(admit)])  # where scrapers look for it
-    return tuple(whole.routes)
+    return (*whole.routes, *aws_routes())

@@ -106,14 +106,14 @@ class Bundle:
         return lambda: refuse_exec(limit, self.workspaces.running_execs(self.ctx.tenant_id))
 
 
-def _bundle(connection: HTTPConnection) -> Bundle:
+def bundle(connection: HTTPConnection) -> Bundle:
     state, caller = connection.app.state, _caller(connection)
     principal = caller.principal
     ctx = Context(principal.name, caller.request_id, principal.tenant_id)
     return Bundle(principal, ctx, state.services, state.closing, state.exec_handles, connection)
 
 
-Call = Annotated[Bundle, Depends(_bundle)]
+Call = Annotated[Bundle, Depends(bundle)]
 
 
 def exact_query(connection: HTTPConnection, name: str) -> str:

@@ -3,9 +3,10 @@
 ``SocketGuard`` stands before a Unix socket with mode 0600: the file system has checked the caller, who is an admin of the
 default tenant. ``TcpGuard`` stands before TCP: a Bearer key is always needed, ``Host`` must be a name this server was given
 (else a web page could reach it by rebinding its own DNS name to loopback), and an ``Origin``, which only browsers send, must be
-such a name too. Whoever asks for a port of a workspace with a share link needs no key, and is let in by nothing else
-(``ingress``). Without one of the guards in front the application answers nobody. What a caller may do is asked per route
-(``policy``). Before a guard stands ``traffic.Traffic``, which has given the request its id.
+such a name too. AWS's clients sign their requests instead of sending the key (``api.aws``). Whoever asks for a port of a
+workspace with a share link needs no key, and is let in by nothing else (``ingress``). Without one of the guards in front the
+application answers nobody. What a caller may do is asked per route (``policy``). Before a guard stands ``traffic.Traffic``,
+which has given the request its id.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.access import signatures
 from perdure.access.audit import Act
 from perdure.access.model import LOCAL, VISITOR, Principal
+from perdure.api.aws import faults, paths
+from perdure.api.aws.signing import signer
 from perdure.api.errors import error_response
 from perdure.api.ingress.admission import is_shared
 from perdure.api.services import Services
@@ -88,7 +93,9 @@ class TcpGuard:
             return
         trail = _trail(self._services, scope)
         try:
-            principal = await self._admit(scope, trail)
+            principal, receive = await self._admit(scope, receive, trail)
+        except ClientDisconnect:
+            return
         except PerdureError as error:
             trail.asked("", scope["path"])
             trail.failed(error.code)
@@ -97,7 +104,7 @@ class TcpGuard:
             return
         await _forward(self._app, principal, trail, scope, receive, send)
 
-    async def _admit(self, scope: Scope, trail: Trail) -> Principal:
+    async def _admit(self, scope: Scope, receive: Receive, trail: Trail) -> tuple[Principal, Receive]:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if _name(f"//{host}") not in self._hosts:
@@ -109,11 +116,15 @@ class TcpGuard:
         if origin is not None and _name(origin) not in self._hosts:
             raise Forbidden(f"Requests from web pages of {origin!r} are refused.", hint="Call the API from a program instead.")
         if is_shared(scope):
-            return VISITOR
-        principal = await who(self._services, self._throttle, headers, trail.act.peer)
+            return VISITOR, receive
+        if paths.is_aws(scope) and signatures.is_signed(headers.get("authorization", ""), scope["query_string"]):
+            whole = _within(scope, receive)
+            principal, receive = await signer(self._services, self._throttle, scope, whole, trail.act.peer)
+        else:
+            principal = await who(self._services, self._throttle, headers, trail.act.peer)
         trail.who(principal)
         self._throttle.called(principal)
-        return principal
+        return principal, receive
 
 
 async def who(services: Services, throttle: Throttle, headers: Headers, peer: str) -> Principal:
@@ -172,11 +183,11 @@ async def _forward(app: ASGIApp, principal: Principal, trail: Trail | None, scop
         scope[TRAIL] = trail
         send = _told(send, trail)
     if scope["type"] == "http" and not STREAMED.fullmatch(scope["path"]):
-        declared, most = Headers(scope=scope).get("content-length", "0"), body_bytes_max(scope["path"])
-        if declared.isdigit() and int(declared) > most:
-            await refuse(_too_large(most), scope, receive, send)
+        try:
+            receive = _within(scope, receive)
+        except BodyTooLarge as error:
+            await refuse(error, scope, receive, send)
             return
-        receive = _bounded(receive, most)
     await app(scope, receive, send)
 
 
@@ -191,8 +202,14 @@ def _told(send: Send, trail: Trail) -> Send:
     return tell
 
 
-def body_bytes_max(path: str) -> int:
-    return LARGE_BODY_BYTES_MAX if LARGE.fullmatch(path) else BODY_BYTES_MAX
+def _within(scope: Scope, receive: Receive) -> Receive:
+    """``receive`` that takes no more of a body than it may have. Raises BodyTooLarge for one that says that it has more."""
+    is_large = LARGE.fullmatch(scope["path"]) is not None or paths.is_aws(scope)
+    most = LARGE_BODY_BYTES_MAX if is_large else BODY_BYTES_MAX
+    declared = Headers(scope=scope).get("content-length", "0")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(most)
+    return _bounded(receive, most)
 
 
 def _too_large(most: int) -> BodyTooLarge:
@@ -216,7 +233,8 @@ def _bounded(receive: Receive, most: int) -> Receive:
 async def refuse(error: PerdureError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request or a WebSocket handshake with an error, before the application sees it."""
     if scope["type"] == "http":
-        await error_response(error)(scope, receive, send)
+        response = faults.answer(error, scope) if paths.is_aws(scope) else error_response(error)
+        await response(scope, receive, send)
         return
     if "websocket.http.response" in scope.get("extensions", {}):
         response = error_response(error)

@@ -48,6 +48,7 @@ NEEDS: Mapping[str, Need] = {
     "create_key": ADMIN,
     "list_keys": ADMIN,
     "revoke_key": ADMIN,
+    "aws_access": READ,  # of the caller's own key
     "create_workspace": OPERATE,
     "list_workspaces": READ,
     "get_workspace": READ,
@@ -148,8 +149,27 @@ NEEDS: Mapping[str, Need] = {
     "fail_callback": INVOKE,
     "beat_callback": INVOKE,
 }
-#: What a worker says all the time. The execution that it is about has a history, which tells all of it.
-IN_A_HISTORY = frozenset({"take_work", "beat_worker", "answer_work", "fail_work"})
+#: What AWS's clients ask (``api.aws``), which is not in the OpenAPI document: botocore has a model of it.
+AWS: Mapping[str, Need] = {
+    "aws_invoke": INVOKE,
+    "aws_checkpoint": INVOKE,
+    "aws_state": INVOKE,
+    "aws_succeed": INVOKE,
+    "aws_fail": INVOKE,
+    "aws_heartbeat": INVOKE,
+    "aws_task": INVOKE,
+    "aws_describe": READ,
+    "aws_history": READ,
+    "aws_list": READ,
+    "aws_stop": OPERATE,
+    "aws_pause": OPERATE,
+    "aws_resume": OPERATE,
+    "aws_delete": OPERATE,
+}
+_ALL = {**NEEDS, **AWS}
+#: What workers and functions say all the time. The execution that it is about has a history, which tells all of it.
+WORK_IN_A_HISTORY = frozenset({"take_work", "beat_worker", "answer_work", "fail_work"})
+IN_A_HISTORY = WORK_IN_A_HISTORY | {"aws_checkpoint", "aws_heartbeat"}
 
 
 def recorded(route: str, method: str) -> Record:
@@ -157,13 +177,13 @@ def recorded(route: str, method: str) -> Record:
     if method in {"GET", "HEAD", "OPTIONS"} or route in IN_A_HISTORY:
         return Record.NEVER
     # What uses a workspace changes nothing but the workspace, whose thread has its wakes. A verification changes nothing at all.
-    is_use = NEEDS[route].scope is KeyScope.INVOKE or route == "verify_snapshots"
+    is_use = _ALL[route].scope is KeyScope.INVOKE or route == "verify_snapshots"
     return Record.AFTER if is_use else Record.AROUND
 
 
 def check(caller: Principal, route: str) -> None:
     """Raises MissingScope for a caller whose key is for less than the route needs."""
-    need = NEEDS.get(route)
+    need = _ALL.get(route)
     if need is None:
         raise Forbidden(f"Nobody has said what a key needs for {route!r}; this is a defect in Perdure.")
     if not caller.may(need.scope):

@@ -218,6 +218,7 @@ PROGRAM = (
 )
 KEY = (
     Entry("create", "keys:create", "Make an API key and print its secret, this once."),
+    Entry("aws", "keys:aws", "Print what AWS's clients are configured with, as lines for a shell."),
     Entry("ls", "keys:ls", "List API keys. Revoked and expired ones with --all."),
     Entry("revoke", "keys:revoke", "Revoke API keys. What begins after that is refused; this cannot be undone."),
 )

@@ -50,6 +50,32 @@ def create(
     say(made.secret)
     until = f"until {made.key.expires_at:%Y-%m-%d %H:%M} UTC" if made.key.expires_at else "until it is revoked"
     note(f"[dim]Key {markup(made.key.name)} ({made.key.id}) counts {until}. Keep the secret: nobody can show it again.[/]")
+    pair = f"AWS_ACCESS_KEY_ID={made.aws_access_key_id} AWS_SECRET_ACCESS_KEY={made.aws_secret_access_key}"
+    note(f"[dim]For AWS clients: {markup(pair)}[/]")
+
+
+def aws(ctx: typer.Context, json: JsonFlag = False) -> None:
+    """Print what AWS's clients are configured with, as lines for a shell.
+
+    eval "$(perdure key aws)" lets boto3 and AWS's durable SDKs call this server with the rights of the key that this command
+    uses. The region may be any. Whoever sees the secret can use it.
+    """
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        pair = client.aws_access()
+        url = client.target.base_url if client.target.socket is None else f"http://127.0.0.1:{pair.port}"
+    if as_json:
+        dump({**pair.model_dump(mode="json"), "endpoint_url": url})
+        return
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", pair.aws_access_key_id),
+        ("AWS_SECRET_ACCESS_KEY", pair.aws_secret_access_key),
+        ("AWS_ENDPOINT_URL_LAMBDA", url),
+        ("AWS_ENDPOINT_URL_SFN", url),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        say(f"export {name}={markup(value)}")
 
 
 def ls(

@@ -5,6 +5,7 @@
     │   ├── PathEscape        a path or name that would leave the place it belongs to
     │   └── PayloadTooLarge   one payload or error of an execution is over its limit; ``details`` say which
     ├── Unauthenticated       no key, or one that is not known
+    │   └── SignatureRefused  an AWS signature that does not count: of another secret, another time, another request
     ├── Forbidden             known, but not allowed (Host or Origin included)
     │   └── MissingScope      the key is for less than that; ``details`` say what it needs
     ├── RateLimited           too many calls of one key; ``details`` say after how many seconds the next one is welcome
@@ -129,6 +130,10 @@ class Unauthenticated(PerdureError):
     code = "unauthenticated"
     status = 401
     default_hint = "Send 'Authorization: Bearer KEY'; 'perdure up' wrote the key to its key file."
+
+
+class SignatureRefused(Unauthenticated):
+    code = "signature_refused"
 
 
 class Forbidden(PerdureError):

@@ -17,6 +17,7 @@ from perdure.core.errors import AlreadyExists, InvalidRequest, MissingScope, NoS
 from perdure.core.ids import DEFAULT_TENANT, TenantId
 from perdure.core.scopes import KeyScope, KeyState
 from perdure.db.database import Database
+from tests.fakes.access import SIGNING_KEY
 from tests.fakes.clock import FakeClock
 from tests.fakes.database import fresh_database
 
@@ -38,7 +39,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def access(database: Database, clock: FakeClock) -> AccessService:
-    return AccessService(database, clock, OPERATOR_KEY)
+    return AccessService(database, clock, OPERATOR_KEY, SIGNING_KEY)
 
 
 def later(database: Database, clock: FakeClock, seconds: float) -> None:
@@ -95,7 +96,7 @@ async def test_a_key_expires_by_the_databases_clock(
 async def test_a_revocation_counts_at_once_here_and_soon_in_other_processes(
     access: AccessService, database: Database, clock: FakeClock
 ) -> None:
-    other = AccessService(database, clock, OPERATOR_KEY)
+    other = AccessService(database, clock, OPERATOR_KEY, SIGNING_KEY)
     key, secret = await access.create_key(OPERATOR, NewKey("agent", READ))
     assert await access.authenticate(secret) and await other.authenticate(secret)
     revoked = await access.revoke(LOCAL, "agent")
@@ -121,7 +122,7 @@ class FullDatabase:
 
 async def test_a_full_disk_locks_nobody_out(access: AccessService, database: Database, clock: FakeClock) -> None:
     key, secret = await access.create_key(OPERATOR, NewKey("agent", READ))
-    full = AccessService(FullDatabase(database), clock, OPERATOR_KEY)  # type: ignore[arg-type]
+    full = AccessService(FullDatabase(database), clock, OPERATOR_KEY, SIGNING_KEY)  # type: ignore[arg-type]
     principal = await full.authenticate(secret)
     assert principal is not None and principal.name == f"key:{key.id}"
 
@@ -145,7 +146,7 @@ class SlowDatabase:
 
 async def test_a_look_up_that_a_revocation_overtakes_is_not_believed_after_it(database: Database, clock: FakeClock) -> None:
     slow = SlowDatabase(database)
-    access = AccessService(slow, clock, OPERATOR_KEY)  # type: ignore[arg-type]
+    access = AccessService(slow, clock, OPERATOR_KEY, SIGNING_KEY)  # type: ignore[arg-type]
     _, secret = await access.create_key(OPERATOR, NewKey("agent", READ))
     looking = asyncio.create_task(access.authenticate(secret))
     await slow.has_read.wait()

@@ -27,6 +27,7 @@ from perdure.runs.service.model import Executions
 from perdure.webhooks.sending import Sender
 from perdure.webhooks.service import WebhookParts, WebhookService
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
+from tests.fakes.access import SIGNING_KEY
 from tests.fakes.control_plane import ControlPlane, control_plane
 from tests.fakes.workspaces import KEY, fake_services
 
@@ -82,7 +83,7 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
     settings = Settings(home=home, listen_port=0, parallel_starts=2, wake_deadline_s=20, url=None, api_key=None, **given)
     try:
         async with control_plane(settings=settings) as plane:
-            access, feed = AccessService(plane.database, plane.clock, KEY), Feed(plane.database)
+            access, feed = AccessService(plane.database, plane.clock, KEY, SIGNING_KEY), Feed(plane.database)
             audit = Audit(plane.database, plane.clock, "test", settings.audit_keep_days)
             shares = ShareService(plane.database, b"k" * 32)
             webhooks = WebhookService(WebhookParts(plane.database, plane.clock, feed, Sender(_nobody), _anywhere, b"r" * 32))

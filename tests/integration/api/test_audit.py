@@ -81,7 +81,7 @@ async def test_every_route_that_changes_something_has_a_row_and_no_other(staged:
     assert told == sum(asked.values())
     assert {name for name in found if not asked[name]} == set()
     changing = {name for name, (method, _) in ROUTES.items() if method != "GET"}
-    assert {name for name in changing if policy.recorded(name, ROUTES[name][0]) is Record.NEVER} == policy.IN_A_HISTORY
+    assert {name for name in changing if policy.recorded(name, ROUTES[name][0]) is Record.NEVER} == policy.WORK_IN_A_HISTORY
     assert await staged.plane.database.all("audit.interrupted", server="test") == [], "what had begun is over"
 
 

@@ -42,7 +42,10 @@ def test_a_key_from_its_making_to_its_end(perdure: Run, server: FakeServer) -> N
     made = perdure("key create agent --scope invoke --scope approve --expires 30d")
     secret = made.out.strip()
     assert re.fullmatch(r"pdk_[\w-]{43}", secret)
-    assert re.fullmatch(r"Key agent \(key_\w{26}\) counts until 20\d\d-\d\d-\d\d \d\d:\d\d UTC. Keep the secret: .*\n", made.err)
+    assert re.fullmatch(
+        r"Key agent \(key_\w{26}\) counts until 20\d\d-\d\d-\d\d \d\d:\d\d UTC. Keep the secret: .*\nFor AWS clients: .*\n",
+        made.err,
+    )
     with Client(url=server.url, api_key=secret) as client:
         assert client.health().status == "ok"
         with pytest.raises(MissingScope, match="needs the scope 'operate'; the API key has 'approve, invoke'") as caught:
@@ -61,7 +64,8 @@ def test_a_key_from_its_making_to_its_end(perdure: Run, server: FakeServer) -> N
 
 def test_json(perdure: Run) -> None:
     made = perdure("key create agent --scope read --json").json
-    assert set(made) == {"key", "secret"}
+    assert set(made) == {"key", "secret", "aws_access_key_id", "aws_secret_access_key"}
+    assert made["aws_access_key_id"] == made["key"]["id"] and len(made["aws_secret_access_key"]) == 40
     key = made["key"]
     assert (key["scopes"], key["state"], key["expires_at"], key["created_by"]) == (["read"], "active", None, "local")
     assert perdure("key ls --json").json == {"keys": [key]}
@@ -122,3 +126,16 @@ def test_mistakes_are_one_sentence(perdure: Run, line: str, code: int, says: str
     assert says in answer.err
     assert perdure(f"{line} --json").error["message"]
     assert perdure("key ls --all --json").json == {"keys": []}
+
+
+def test_what_aws_clients_are_configured_with(perdure: Run, server: FakeServer) -> None:
+    lines = perdure("key aws").out.splitlines()
+    told = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+    as_json = perdure("key aws --json").json
+    assert told["AWS_ACCESS_KEY_ID"] == as_json["aws_access_key_id"] == "key_operator"
+    assert told["AWS_SECRET_ACCESS_KEY"] == as_json["aws_secret_access_key"]
+    assert told["AWS_ENDPOINT_URL_LAMBDA"] == told["AWS_ENDPOINT_URL_SFN"] == as_json["endpoint_url"] == server.url
+    made = perdure("key create agent --scope read --json").json
+    with Client(url=server.url, api_key=made["secret"]) as client:
+        own = client.aws_access()
+    assert (own.aws_access_key_id, own.aws_secret_access_key) == (made["aws_access_key_id"], made["aws_secret_access_key"])

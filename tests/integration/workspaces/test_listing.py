@@ -15,6 +15,7 @@ from perdure.core.paging import Page, Place, cut
 from perdure.core.scopes import KeyScope
 from perdure.db import queries
 from perdure.workspaces.model import Wanted, Workspace, WorkspaceState
+from tests.fakes.access import SIGNING_KEY
 from tests.fakes.control_plane import CTX, OTHER, ControlPlane
 from tests.fakes.workspaces import KEY
 
@@ -90,7 +91,7 @@ async def test_snapshots_keys_and_tenants_come_in_pages_too(plane: ControlPlane)
     found = await paged(lambda page: plane.service.lineage(CTX, "demo", page), 2, lambda one: place_of(one.snapshot))
     assert [one.snapshot.id for one in found] == taken
     assert found == await plane.service.lineage(CTX, "demo"), "a page knows the tree beyond it"
-    access = AccessService(plane.database, plane.clock, KEY)
+    access = AccessService(plane.database, plane.clock, KEY, SIGNING_KEY)
     for name in "abc":
         await access.create_tenant(OPERATOR, name)
         await access.create_key(OPERATOR, NewKey(name, frozenset({KeyScope.READ})))

@@ -22,7 +22,24 @@ async def create_key(body: public.CreateKey, call: Call) -> public.CreatedKey:
     new = NewKey(body.name, frozenset(body.scopes), body.expires_s, body.tenant)
     key, secret = await call.services.access.create_key(call.caller, new)
     call.about(key.id)
-    return public.CreatedKey(key=render.key(key), secret=secret)
+    pair = call.services.access.pair_of(key)
+    return public.CreatedKey(
+        key=render.key(key),
+        secret=secret,
+        aws_access_key_id=pair.access_key_id,
+        aws_secret_access_key=pair.secret_access_key,
+    )
+
+
+@router.get("/aws")
+async def aws_access(call: Call) -> public.AwsAccess:
+    """The pair for AWS's clients that belongs to the key of this call, or over the Unix socket to the operator's."""
+    pair = call.services.access.pair(call.caller)
+    return public.AwsAccess(
+        aws_access_key_id=pair.access_key_id,
+        aws_secret_access_key=pair.secret_access_key,
+        port=call.connection.app.state.port,
+    )
 
 
 @router.get("")

@@ -13,12 +13,12 @@ where tenant_id = %(tenant_id)s
 order by created_at, id
 limit %(limit)s;
 
--- name: by_hash
--- A key that counts. ``left_s``: seconds until it expires; null: never. ``is_unnoted``: its last use was noted ten minutes ago or more.
+-- name: counting
+-- A key that counts, by its hash or its id. ``left_s``: seconds until it expires; null: never. ``is_unnoted``: its last use was noted ten minutes ago or more.
 select id, tenant_id, scopes, extract(epoch from expires_at - perdure_now())::double precision as left_s,
        coalesce(last_used_at <= perdure_now() - interval '10 minutes', true) as is_unnoted
 from api_keys
-where hash = %(hash)s and revoked_at is null and (expires_at is null or expires_at > perdure_now());
+where (hash = %(hash)s::bytea or id = %(id)s::text) and revoked_at is null and (expires_at is null or expires_at > perdure_now());
 
 -- name: used
 -- Roughly when: a key that is used all the time is written six times an hour.

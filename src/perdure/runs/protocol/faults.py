@@ -21,6 +21,7 @@ from perdure.core.errors import (
     PerdureError,
     QuotaExceeded,
     RateLimited,
+    SignatureRefused,
     StaleCheckpoint,
     Unauthenticated,
 )
@@ -53,6 +54,7 @@ TABLE: tuple[tuple[type[PerdureError], Fault], ...] = (
     (QuotaExceeded, TOO_MANY_REQUESTS),
     (Conflict, Fault("ResourceConflictException", 409, "message")),
     (InvalidRequest, INVALID_PARAMETER),
+    (SignatureRefused, Fault("InvalidSignatureException", 403)),
     (Unauthenticated, Fault("AccessDeniedException", 403)),
     (Forbidden, Fault("AccessDeniedException", 403)),
 )

@@ -273,3 +273,12 @@ class AsyncDurable:
     @property
     def callbacks(self) -> AsyncCallbacks:
         return AsyncCallbacks(cast("AsyncClient", self))
+
+    async def aws_access(self) -> public.AwsAccess:
+        """What AWS's clients (boto3, the durable SDKs) are configured with, to call this server as whoever calls this.
+
+        >>> access = await client.aws_access()
+        >>> access.aws_access_key_id[:4]
+        'key_'
+        """
+        return await cast("AsyncClient", self).fetch(_core.get("/v1/keys/aws"), public.AwsAccess)

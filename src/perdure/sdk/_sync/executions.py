@@ -275,3 +275,12 @@ class Durable:
     @property
     def callbacks(self) -> Callbacks:
         return Callbacks(cast("Client", self))
+
+    def aws_access(self) -> public.AwsAccess:
+        """What AWS's clients (boto3, the durable SDKs) are configured with, to call this server as whoever calls this.
+
+        >>> access = client.aws_access()
+        >>> access.aws_access_key_id[:4]
+        'key_'
+        """
+        return cast("Client", self).fetch(_core.get("/v1/keys/aws"), public.AwsAccess)

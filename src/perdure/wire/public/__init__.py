@@ -112,7 +112,7 @@ from perdure.wire.public.integrity import (
     VerifyEvent,
     VerifySnapshots,
 )
-from perdure.wire.public.keys import CreatedKey, CreateKey, KeyInfo, KeyList
+from perdure.wire.public.keys import AwsAccess, AwsPair, CreatedKey, CreateKey, KeyInfo, KeyList
 from perdure.wire.public.lineage import (
     ConfigureWorkspace,
     NameSnapshot,
@@ -234,6 +234,8 @@ __all__ = [
     "AuditRow",
     "AwakeAnswer",
     "AwakeReason",
+    "AwsAccess",
+    "AwsPair",
     "BackupEvent",
     "BackupInfo",
     "Base64",

@@ -39,7 +39,20 @@ class KeyInfo(Answer):
     revoked_by: str | None
 
 
-class CreatedKey(Answer):
+class AwsPair(Answer):
+    """What AWS's clients are configured with. It belongs to an API key: it may what that may, and ends with it."""
+
+    aws_access_key_id: str
+    aws_secret_access_key: str
+
+
+class AwsAccess(AwsPair):
+    """``port``: on which this server speaks HTTP, for whoever has asked over its Unix socket."""
+
+    port: int
+
+
+class CreatedKey(AwsPair):
     """The only answer that ever has the secret."""
 
     key: KeyInfo
