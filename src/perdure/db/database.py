@@ -8,7 +8,7 @@ Statements run one at a time in autocommit (``one``, ``all``, ``run``: a single 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -131,6 +131,15 @@ class Database:
     async def run(self, query: str, /, **parameters: Any) -> int:
         async with self._statement() as transaction:
             return await transaction.run(query, **parameters)
+
+    async def batch(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[DictRow | None]:
+        """The first rows of these (query, parameters), all in one transaction and one round trip: none waits for the answer of
+        another. Raises what any of them raises; then none has happened."""
+        with _mapped():
+            async with self._checkout() as connection, connection.pipeline(), connection.transaction():
+                await self._shift(connection)
+                cursors = [await connection.execute(queries.load()[query], given) for query, given in statements]
+                return [await cursor.fetchone() for cursor in cursors]
 
     async def retrying(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run ``function`` in a transaction, again when PostgreSQL reports a deadlock or a failed serialization."""

@@ -10,6 +10,7 @@ batch       whether a checkpoint's updates may be recorded: all or none
 rules       limits and pauses between attempts: configuration
 views       operations, pages, descriptions as the protocol has them
 events      a history as AWS's events
+parts       a state taken apart for storage, and put together again
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from perdure.runs.engine.decide import decide, start
 from perdure.runs.engine.events import events
 from perdure.runs.engine.facts import FACT, CodeRule, Entry, Fact, Failure, Parent, PauseCause
 from perdure.runs.engine.fold import fold
+from perdure.runs.engine.parts import assemble, head_of, op_text
 from perdure.runs.engine.rules import Rules, backoff
 from perdure.runs.engine.state import Op, Reason, Standing, State, standing
 from perdure.runs.engine.views import checkpoint_answer, description, invocation_input, open_callbacks, operation, page
@@ -80,6 +82,7 @@ __all__ = [
     "Tick",
     "Todo",
     "Warn",
+    "assemble",
     "backoff",
     "checkpoint_answer",
     "children_to_start",
@@ -88,7 +91,9 @@ __all__ = [
     "description",
     "events",
     "fold",
+    "head_of",
     "invocation_input",
+    "op_text",
     "open_callbacks",
     "operation",
     "page",

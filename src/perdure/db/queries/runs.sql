@@ -1,0 +1,219 @@
+-- name: begin
+-- A new execution with the first entry of its history; no row where its name is taken, or its parent's operation has one.
+with made as (
+    insert into executions (id, tenant_id, function, name, input_digest, status, seq, reason, invoke_at, timer_at, priority, key,
+                            bound_digest, parent_id, parent_operation, started, head, hash, started_at)
+    values (%(id)s, %(tenant_id)s, %(function)s, %(name)s, %(input_digest)s, %(status)s, %(seq)s, %(reason)s, %(invoke_at)s,
+            %(timer_at)s, %(priority)s, %(key)s, %(bound_digest)s, %(parent_id)s, %(parent_operation)s, %(started)s, %(head)s,
+            %(hash)s, %(at)s)
+    on conflict do nothing
+    returning id, tenant_id
+), operations as (
+    insert into execution_operations (tenant_id, execution_id, id, position, type, status, op)
+    select made.tenant_id, made.id, o.id, o.position, o.type, o.status, o.op::json
+    from made, unnest(%(op_ids)s::text[], %(op_positions)s::int[], %(op_types)s::text[], %(op_statuses)s::text[], %(ops)s::text[])
+         as o (id, position, type, status, op)
+), entries as (
+    insert into execution_entries (tenant_id, execution_id, seq, at, kind, actor, digest, fact, hash)
+    select made.tenant_id, made.id, e.seq, e.at, e.kind, %(actor)s, e.digest, e.fact::json, e.hash
+    from made, unnest(%(seqs)s::bigint[], %(ats)s::timestamptz[], %(kinds)s::text[], %(digests)s::text[], %(facts)s::text[],
+                      %(hashes)s::text[]) as e (seq, at, kind, digest, fact, hash)
+)
+select count(*) as done, perdure_now() as now from made;
+
+-- name: commit
+-- What was decided on an execution at ``before``: its row, the operations that changed, its new entries, or nothing at all. Whoever
+-- works on it is believed in for another lease; a claim names worker, slot and deadline.
+with moved as (
+    update executions set
+        seq = %(seq)s, status = %(status)s, reason = %(reason)s, invoke_at = %(invoke_at)s, timer_at = %(timer_at)s,
+        bound_digest = %(bound_digest)s, head = %(head)s, hash = %(hash)s, ended_at = %(ended_at)s,
+        is_told = is_told and not %(owes_parent)s,
+        invocation = %(invocation)s,
+        worker_id = case when %(invocation)s::bigint is not null then coalesce(%(worker_id)s, worker_id) end,
+        slot = case when %(invocation)s::bigint is not null then coalesce(%(slot)s, slot) end,
+        deadline_at = case when %(invocation)s::bigint is not null then coalesce(%(deadline_at)s, deadline_at) end,
+        lease_until = case when %(invocation)s::bigint is not null
+                           then perdure_now() + make_interval(secs => %(lease_s)s) end
+    where id = %(id)s and seq = %(before)s
+    returning id, tenant_id
+), operations as (
+    insert into execution_operations (tenant_id, execution_id, id, position, type, status, op)
+    select moved.tenant_id, moved.id, o.id, o.position, o.type, o.status, o.op::json
+    from moved, unnest(%(op_ids)s::text[], %(op_positions)s::int[], %(op_types)s::text[], %(op_statuses)s::text[], %(ops)s::text[])
+         as o (id, position, type, status, op)
+    on conflict (execution_id, id) do update set status = excluded.status, op = excluded.op
+), entries as (
+    insert into execution_entries (tenant_id, execution_id, seq, at, kind, actor, digest, fact, hash)
+    select moved.tenant_id, moved.id, e.seq, e.at, e.kind, %(actor)s, e.digest, e.fact::json, e.hash
+    from moved, unnest(%(seqs)s::bigint[], %(ats)s::timestamptz[], %(kinds)s::text[], %(digests)s::text[], %(facts)s::text[],
+                       %(hashes)s::text[]) as e (seq, at, kind, digest, fact, hash)
+)
+select count(*) as done, perdure_now() as now from moved;
+
+-- name: load
+-- One statement, so that row and operations are of one instant.
+select e.tenant_id, e.seq, e.started::text as started, e.head::text as head, e.hash, perdure_now() as now,
+       coalesce((select array_agg(o.op::text) from execution_operations o where o.execution_id = e.id), '{}') as ops
+from executions e
+where e.id = %(id)s;
+
+-- name: seq
+select seq, perdure_now() as now from executions where id = %(id)s;
+
+-- name: clock
+select perdure_now() as now;
+
+-- name: by_name
+select id, started ->> 'arn' as arn, input_digest from executions
+where tenant_id = %(tenant_id)s and function = %(function)s and name = %(name)s;
+
+-- name: by_parent
+select id, started ->> 'arn' as arn, input_digest from executions
+where parent_id = %(parent_id)s and parent_operation = %(parent_operation)s;
+
+-- name: children
+-- What the chained invokes of an execution have started.
+select parent_operation, started ->> 'arn' as arn from executions where parent_id = %(id)s;
+
+-- name: entries
+select seq, at, fact::text as fact from execution_entries where execution_id = %(id)s and seq > %(after)s order by seq limit %(limit)s;
+
+-- name: list
+-- A page of a tenant's executions. ``edge_at`` and ``edge_id``: of the last row of the page before.
+select id, function, status, started_at, ended_at, started ->> 'arn' as arn, name from executions
+where tenant_id = %(tenant_id)s and status <> 'DELETING'
+  and (%(function)s::text is null or function = %(function)s)
+  and (%(name)s::text is null or name = %(name)s)
+  and (cardinality(%(statuses)s::text[]) = 0 or status = any(%(statuses)s))
+  and (%(after)s::timestamptz is null or started_at > %(after)s)
+  and (%(until)s::timestamptz is null or started_at < %(until)s)
+  and (%(edge_at)s::timestamptz is null or (started_at, id) < (%(edge_at)s, %(edge_id)s))
+order by started_at desc, id desc
+limit %(limit)s;
+
+-- name: list_oldest
+select id, function, status, started_at, ended_at, started ->> 'arn' as arn, name from executions
+where tenant_id = %(tenant_id)s and status <> 'DELETING'
+  and (%(function)s::text is null or function = %(function)s)
+  and (%(name)s::text is null or name = %(name)s)
+  and (cardinality(%(statuses)s::text[]) = 0 or status = any(%(statuses)s))
+  and (%(after)s::timestamptz is null or started_at > %(after)s)
+  and (%(until)s::timestamptz is null or started_at < %(until)s)
+  and (%(edge_at)s::timestamptz is null or (started_at, id) > (%(edge_at)s, %(edge_id)s))
+order by started_at, id
+limit %(limit)s;
+
+-- name: callbacks
+select o.execution_id, e.function, e.started ->> 'arn' as arn, o.op::text as op
+from execution_operations o join executions e on e.id = o.execution_id
+where o.tenant_id = %(tenant_id)s and o.type = 'CALLBACK' and o.status = 'STARTED' and e.ended_at is null
+  and (%(execution_id)s::text is null or o.execution_id = %(execution_id)s)
+order by o.op ->> 'started_at', o.id;
+
+-- name: ready
+-- What a worker may take, the most urgent first. Limits of functions and keys are looked at here and held by unique indexes.
+select e.id, e.function, f.timeout_s, f.is_durable, f.concurrency,
+       coalesce((select array_agg(o.slot) from executions o
+                 where o.tenant_id = e.tenant_id and o.function = e.function and o.slot is not null), '{}') as slots
+from executions e
+join unnest(%(functions)s::text[], %(digests)s::text[]) as w (function, digest) on w.function = e.function
+join functions f on f.tenant_id = e.tenant_id and f.name = e.function
+where e.tenant_id = %(tenant_id)s and e.reason = 'invoke' and e.invoke_at <= perdure_now()
+  and (e.bound_digest is null or e.bound_digest = w.digest)
+  and (e.key is null or not exists (select 1 from executions o
+                                    where o.tenant_id = e.tenant_id and o.key = e.key and o.invocation is not null))
+  and (f.concurrency is null or f.concurrency > (select count(*) from executions o
+                                                 where o.tenant_id = e.tenant_id and o.function = e.function
+                                                   and o.slot is not null))
+order by e.priority desc, e.invoke_at, e.id
+limit %(limit)s;
+
+-- name: soonest
+-- In how many seconds something of a worker's functions may be taken that cannot yet; null: nothing.
+select extract(epoch from min(e.invoke_at) - perdure_now()) as wait_s
+from executions e
+where e.tenant_id = %(tenant_id)s and e.reason = 'invoke' and e.function = any(%(functions)s) and e.invoke_at > perdure_now();
+
+-- name: beat
+-- Keep the leases of a worker's invocations; those it has.
+update executions e set lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+from unnest(%(ids)s::text[], %(invocations)s::bigint[]) as f (id, invocation)
+where e.id = f.id and e.invocation = f.invocation and e.worker_id = %(worker_id)s and e.tenant_id = %(tenant_id)s
+  and e.ended_at is null
+returning e.id, e.invocation;
+
+-- name: told
+update executions set is_told = true where id = %(id)s;
+
+-- name: register_function
+insert into functions (tenant_id, name, digest, timeout_s, is_durable, concurrency)
+values (%(tenant_id)s, %(name)s, %(digest)s, %(timeout_s)s, %(is_durable)s, %(concurrency)s)
+on conflict (tenant_id, name) do update set
+    digest = excluded.digest, timeout_s = excluded.timeout_s, is_durable = excluded.is_durable,
+    concurrency = excluded.concurrency, registered_at = excluded.registered_at;
+
+-- name: register_worker
+insert into workers (id, tenant_id, name, state, functions, digests, lease_until)
+values (%(id)s, %(tenant_id)s, %(name)s, 'up', %(functions)s, %(digests)s, perdure_now() + make_interval(secs => %(lease_s)s));
+
+-- name: worker
+select state, functions, digests, lease_until < perdure_now() + make_interval(secs => %(renew_s)s) as is_unseen
+from workers where tenant_id = %(tenant_id)s and id = %(id)s;
+
+-- name: worker_seen
+update workers set lease_until = perdure_now() + make_interval(secs => %(lease_s)s)
+where tenant_id = %(tenant_id)s and id = %(id)s and state = 'up';
+
+-- name: worker_leaves
+update workers set state = 'left', generation = generation + 1
+where tenant_id = %(tenant_id)s and id = %(id)s and state = 'up';
+
+-- name: forget_workers
+-- Those that nobody has heard of for a day.
+delete from workers where lease_until < perdure_now() - interval '1 day';
+
+-- name: functions
+select f.*, (select count(*) from workers w
+             where w.tenant_id = f.tenant_id and w.state = 'up' and w.lease_until > perdure_now() and f.name = any(w.functions)) as workers
+from functions f where f.tenant_id = %(tenant_id)s order by f.name;
+
+-- name: known_functions
+select name from functions where tenant_id = %(tenant_id)s and name = any(%(names)s);
+
+-- name: due
+-- What is to be moved by the clock, and by ends that a parent has not been told of.
+(select id, 'timer' as what, 0::bigint as invocation from executions where timer_at <= perdure_now() order by timer_at limit %(limit)s)
+union all
+(select id, 'lost', invocation from executions
+ where invocation is not null and lease_until <= perdure_now() order by lease_until limit %(limit)s)
+union all
+(select id, 'timed-out', invocation from executions
+ where deadline_at <= perdure_now() and lease_until > perdure_now() order by deadline_at limit %(limit)s)
+union all
+(select id, 'untold', 0 from executions where not is_told limit %(limit)s);
+
+-- name: next_due
+-- In how many seconds something is; null: nothing is, as things stand.
+select extract(epoch from least(
+    (select min(timer_at) from executions where timer_at is not null),
+    (select min(lease_until) from executions where invocation is not null),
+    (select min(deadline_at) from executions where deadline_at is not null)) - perdure_now()) as wait_s,
+    perdure_now() as now;
+
+-- name: unstarted
+-- Chained invokes whose executions were never started, because a server died between its commit and that.
+select o.execution_id as id from execution_operations o join executions e on e.id = o.execution_id
+left join executions c on c.parent_id = o.execution_id and c.parent_operation = o.id
+where o.type = 'CHAINED_INVOKE' and o.status = 'STARTED' and e.ended_at is null and c.id is null
+  and (o.op ->> 'started_at')::timestamptz < perdure_now() - make_interval(secs => %(older_s)s)
+group by o.execution_id limit %(limit)s;
+
+-- name: deleting
+select id from executions where status = 'DELETING' and invocation is null limit %(limit)s;
+
+-- name: forget_facts
+update execution_entries set fact = null where execution_id = %(id)s and fact is not null;
+
+-- name: forget_operations
+delete from execution_operations where execution_id = %(id)s;

@@ -1,0 +1,120 @@
+"""``ExecutionService``: durable executions over PostgreSQL.
+
+outside     what people and programs ask
+working     what workers and the functions that they run ask
+clockwork   what nobody asks for: timers, leases, parents
+deciding    reading, deciding and committing for all three
+committer   one transaction for all that is to be committed at a moment
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from perdure.core.clock import Clock
+from perdure.core.errors import AlreadyExists, NotFound, PayloadTooLarge, PerdureError
+from perdure.core.ids import TenantId
+from perdure.db.database import Database
+from perdure.runs.engine import CompleteInvoke, Decision, Finish, Parent, Reason, Rules, StartChild, Warn
+from perdure.runs.protocol import ErrorObject, ExecutionStatus
+from perdure.runs.service.clockwork import Clockwork
+from perdure.runs.service.deciding import Decider
+from perdure.runs.service.model import Begun, NewExecution
+from perdure.runs.service.outside import Outside
+from perdure.runs.service.signals import Signals
+from perdure.runs.service.working import Working
+
+_RULES = Rules()
+log = structlog.get_logger(__name__)
+
+
+class ExecutionService:
+    """Implements ``model.Executions``. ``start`` before use, ``close`` after."""
+
+    def __init__(self, database: Database, clock: Clock, rules: Rules = _RULES) -> None:
+        self._ready, self._ends = Signals(), Signals()
+        self._decider = Decider(database, clock, rules, self._moved)
+        self._outside = Outside(database, clock, self._decider, self._ends)
+        self._working = Working(database, clock, self._decider, self._ready)
+        self._clockwork = Clockwork(database, self._decider, self._start_child)
+        self._following: set[asyncio.Task[None]] = set()
+
+        self.ended, self.describe, self.history = self._outside.ended, self._outside.describe, self._outside.history
+        self.find, self.stop, self.pause = self._outside.find, self._outside.stop, self._outside.pause
+        self.resume, self.delete, self.callbacks = self._outside.resume, self._outside.delete, self._outside.callbacks
+        self.complete_callback, self.heartbeat = self._outside.complete_callback, self._outside.heartbeat
+        self.checkpoint, self.state = self._working.checkpoint, self._working.state
+        self.functions, self.register, self.leave = self._working.functions, self._working.register, self._working.leave
+        self.take, self.beat = self._working.take, self._working.beat
+        self.answer, self.fail = self._working.answer, self._working.fail
+
+    async def start(self) -> None:
+        await self._clockwork.turn()
+        self._clockwork.start()
+
+    async def close(self) -> None:
+        await self._clockwork.close()
+        for task in list(self._following):
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        await self._decider.committer.close()
+
+    async def begin(self, new: NewExecution) -> Begun:
+        return await self._begin(new, None)
+
+    async def _begin(self, new: NewExecution, parent: Parent | None) -> Begun:
+        begun, decision = await self._outside.begin(new, parent)
+        if decision is not None:
+            self._moved(new.tenant_id, decision)
+        return begun
+
+    # ------------------------------------------------------------------------------------------------------------ what follows
+
+    def _moved(self, tenant_id: str, decision: Decision) -> None:
+        """After a commit. What has to follow in any case, the clockwork finds again in the database."""
+        state, standing = decision.state, decision.standing
+        if standing.reason is Reason.STUCK:
+            log.error("an execution has nothing that will ever move it", execution=state.id, status=state.status.value)
+        if standing.reason is Reason.INVOKE:
+            self._ready.tell((tenant_id, state.started.function))
+        if standing.timer_at is not None or state.invocation is not None:
+            self._clockwork.soon()
+        if state.has_ended:
+            self._ends.tell(state.id)
+        if state.invocation is None:  # a place in its function's or its key's row is free
+            self._ready.tell((tenant_id, state.started.function))
+        for todo in decision.todo:
+            match todo:
+                case Warn():
+                    log.warning(todo.message, execution=state.id, tenant=tenant_id, notice=todo.notice.value)
+                case StartChild():
+                    self._follow(self._start_child(tenant_id, state.id, todo))
+                case Finish(parent=Parent()):
+                    self._follow(self._clockwork.tell_parent(state))
+                case _:
+                    pass
+
+    def _follow(self, what: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await what
+            except PerdureError as error:
+                log.info("left to the clockwork", error=error.message)
+
+        task = asyncio.create_task(guarded(), name="runs-follow")
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _start_child(self, tenant_id: str, parent_id: str, child: StartChild) -> None:
+        """Twice is once: the parent's operation has one child."""
+        new = NewExecution(TenantId(tenant_id), child.function, child.payload, name=child.key)
+        try:
+            await self._begin(new, Parent(execution_id=parent_id, operation_id=child.operation_id))
+        except (AlreadyExists, NotFound, PayloadTooLarge) as problem:
+            error = ErrorObject(error_type=type(problem).__name__, error_message=problem.message)
+            outcome = CompleteInvoke(child.operation_id, ExecutionStatus.FAILED, error=error)
+            await self._decider.decide(None, parent_id, outcome, "child")
