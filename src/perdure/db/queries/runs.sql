@@ -64,6 +64,9 @@ select seq, perdure_now() as now from executions where id = %(id)s;
 -- name: clock
 select perdure_now() as now;
 
+-- name: place
+select priority, key from executions where id = %(id)s;
+
 -- name: by_name
 select id, started ->> 'arn' as arn, input_digest from executions
 where tenant_id = %(tenant_id)s and function = %(function)s and name = %(name)s;
@@ -175,8 +178,14 @@ delete from workers where lease_until < perdure_now() - interval '1 day';
 
 -- name: functions
 select f.*, (select count(*) from workers w
-             where w.tenant_id = f.tenant_id and w.state = 'up' and w.lease_until > perdure_now() and f.name = any(w.functions)) as workers
-from functions f where f.tenant_id = %(tenant_id)s order by f.name;
+             where w.tenant_id = f.tenant_id and w.state = 'up' and w.lease_until > perdure_now()
+               and f.name = any(w.functions)) as workers,
+       e.executions, e.waiting, e.waiting_since
+from functions f, lateral (
+    select count(*) as executions, count(*) filter (where reason = 'invoke' and invoke_at <= perdure_now()) as waiting,
+           min(invoke_at) filter (where invoke_at <= perdure_now()) as waiting_since
+    from executions where tenant_id = f.tenant_id and function = f.name and ended_at is null) e
+where f.tenant_id = %(tenant_id)s order by f.name;
 
 -- name: known_functions
 select name from functions where tenant_id = %(tenant_id)s and name = any(%(names)s);

@@ -25,7 +25,7 @@ def account_of(tenant_id: str) -> str:
 def function_name(text: str) -> str:
     """The function's own name in a name, a partial or a full ARN, with or without a version. Raises InvalidRequest."""
     match = _FUNCTION.fullmatch(text) if len(text) <= 256 else None
-    name = match.group(9) if match else ""
+    name = match.group(11) if match else ""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{text[:100]!r} is not the name of a function.",

@@ -32,6 +32,8 @@ from perdure.runs.engine import (
     Stop,
     description,
     events,
+    operation,
+    standing,
     start,
 )
 from perdure.runs.protocol import (
@@ -42,13 +44,14 @@ from perdure.runs.protocol import (
     ExecutionName,
     ExecutionStatus,
     ExecutionSummary,
+    OperationPage,
     marker_of,
     parse_arn,
     parse_callback_id,
     parse_marker,
 )
 from perdure.runs.service.deciding import Decider
-from perdure.runs.service.model import Begun, EventPage, Found, ListQuery, NewExecution, OpenCallback
+from perdure.runs.service.model import Begun, EventPage, Found, Insight, ListQuery, NewExecution, OpenCallback
 from perdure.runs.service.names import REGION, account_of, function_name
 from perdure.runs.service.rows import Place, begin_parameters, digest_of
 from perdure.runs.service.signals import Signals
@@ -148,6 +151,30 @@ class Outside:
             entries += [Entry(row["seq"], row["at"], FACT.validate_json(row["fact"])) for row in rows if row["fact"] is not None]
             if len(rows) < _PAGE:
                 return entries
+
+    async def inspect(self, tenant_id: TenantId, execution_id: str) -> Insight:
+        state = (await self._decider.read(tenant_id, execution_id)).state
+        place = await self._database.one("runs.place", id=execution_id)
+        return Insight(
+            standing=standing(state),
+            code=state.code,
+            priority=place["priority"] if place else 0,
+            key=place["key"] if place else None,
+            invocations=state.invocations,
+            operations=len(state.operations) - 1,
+            history_bytes=state.history_bytes,
+            pause=state.pause.cause if state.pause else None,
+            last_error=state.last_error,
+            born=state.born,
+            digest=state.digest,
+        )
+
+    async def operations(self, tenant_id: TenantId, execution_id: str, *, marker: str | None, limit: int) -> OperationPage:
+        ops = list((await self._decider.read(tenant_id, execution_id)).state.operations.values())
+        begin = parse_marker(marker)
+        shown = ops[begin : begin + max(1, min(limit, _PAGE))]
+        end = begin + len(shown)
+        return OperationPage(operations=tuple(map(operation, shown)), next_marker=marker_of(end) if end < len(ops) else None)
 
     async def find(self, tenant_id: TenantId, query: ListQuery) -> Found:
         limit = max(1, min(query.limit, _LIST_MAX))

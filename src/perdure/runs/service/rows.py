@@ -1,4 +1,4 @@
-"""Decisions as the parameters of statements: an execution's row, its operations that changed, its new entries and their hashes."""
+"""Decisions as parameters of statements: an execution's row, its operations that changed, its new entries and their hashes."""
 
 from __future__ import annotations
 

@@ -40,11 +40,12 @@ class ExecutionService:
         self._decider = Decider(database, clock, rules, self._moved)
         self._outside = Outside(database, clock, self._decider, self._ends)
         self._working = Working(database, clock, self._decider, self._ready)
-        self._clockwork = Clockwork(database, self._decider, self._start_child)
+        self.clockwork = Clockwork(database, self._decider, self._start_child)
         self._following: set[asyncio.Task[None]] = set()
 
         self.ended, self.describe, self.history = self._outside.ended, self._outside.describe, self._outside.history
-        self.find, self.stop, self.pause = self._outside.find, self._outside.stop, self._outside.pause
+        self.inspect, self.operations, self.find = self._outside.inspect, self._outside.operations, self._outside.find
+        self.stop, self.pause = self._outside.stop, self._outside.pause
         self.resume, self.delete, self.callbacks = self._outside.resume, self._outside.delete, self._outside.callbacks
         self.complete_callback, self.heartbeat = self._outside.complete_callback, self._outside.heartbeat
         self.checkpoint, self.state = self._working.checkpoint, self._working.state
@@ -53,11 +54,11 @@ class ExecutionService:
         self.answer, self.fail = self._working.answer, self._working.fail
 
     async def start(self) -> None:
-        await self._clockwork.turn()
-        self._clockwork.start()
+        await self.clockwork.turn()
+        self.clockwork.start()
 
     async def close(self) -> None:
-        await self._clockwork.close()
+        await self.clockwork.close()
         for task in list(self._following):
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
@@ -82,7 +83,7 @@ class ExecutionService:
         if standing.reason is Reason.INVOKE:
             self._ready.tell((tenant_id, state.started.function))
         if standing.timer_at is not None or state.invocation is not None:
-            self._clockwork.soon()
+            self.clockwork.soon()
         if state.has_ended:
             self._ends.tell(state.id)
         if state.invocation is None:  # a place in its function's or its key's row is free
@@ -94,7 +95,7 @@ class ExecutionService:
                 case StartChild():
                     self._follow(self._start_child(tenant_id, state.id, todo))
                 case Finish(parent=Parent()):
-                    self._follow(self._clockwork.tell_parent(state))
+                    self._follow(self.clockwork.tell_parent(state))
                 case _:
                     pass
 

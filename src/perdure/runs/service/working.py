@@ -46,7 +46,7 @@ class Working:
 
     async def functions(self, tenant_id: TenantId) -> list[Function]:
         rows = await self._database.all("runs.functions", tenant_id=tenant_id)
-        return [Function(_spec(row), row["registered_at"], row["workers"]) for row in rows]
+        return [_function(row) for row in rows]
 
     async def register(self, tenant_id: TenantId, name: str, functions: tuple[FunctionSpec, ...]) -> Worker:
         names = [function_name(spec.name) for spec in functions]
@@ -205,5 +205,6 @@ def _free_slot(taken: list[int]) -> int:
     return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 
-def _spec(row: Mapping[str, Any]) -> FunctionSpec:
-    return FunctionSpec(row["name"], row["digest"], row["timeout_s"], row["is_durable"], row["concurrency"])
+def _function(row: Mapping[str, Any]) -> Function:
+    spec = FunctionSpec(row["name"], row["digest"], row["timeout_s"], row["is_durable"], row["concurrency"])
+    return Function(spec, row["registered_at"], row["workers"], row["executions"], row["waiting"], row["waiting_since"])

@@ -60,6 +60,7 @@ create table executions (
 create unique index executions_name on executions (tenant_id, function, name);
 create unique index executions_child on executions (parent_id, parent_operation) where parent_id is not null;
 create index executions_ready on executions (tenant_id, function, priority desc, invoke_at) where reason = 'invoke';
+create index executions_running on executions (tenant_id, function) where ended_at is null;
 create index executions_timer on executions (timer_at) where timer_at is not null;
 create index executions_lease on executions (lease_until) where invocation is not null;
 create index executions_deadline on executions (deadline_at) where deadline_at is not null;
