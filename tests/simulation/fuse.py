@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import iscoroutinefunction
 from typing import Any
@@ -84,6 +84,9 @@ class FusedDatabase:
         ):
             self._fuse.point(f"after {query}")
         return result
+
+    async def batch(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
+        return await self._around("a batch", lambda: self._inner.batch(statements))
 
     async def one(self, query: str, /, **parameters: Any) -> Any:
         return await self._around(query, lambda: self._inner.one(query, **parameters))

@@ -116,7 +116,7 @@ order by o.op ->> 'started_at', o.id;
 
 -- name: ready
 -- What a worker may take, the most urgent first. Limits of functions and keys are looked at here and held by unique indexes.
-select e.id, e.function, f.timeout_s, f.is_durable, f.concurrency,
+select e.id, e.function, f.timeout_s, f.is_durable, f.concurrency, perdure_now() as now,
        coalesce((select array_agg(o.slot) from executions o
                  where o.tenant_id = e.tenant_id and o.function = e.function and o.slot is not null), '{}') as slots
 from executions e
@@ -226,3 +226,13 @@ update execution_entries set fact = null where execution_id = %(id)s and fact is
 
 -- name: forget_operations
 delete from execution_operations where execution_id = %(id)s;
+
+-- name: verified
+-- Executions with all that their histories are compared with, in order of their ids.
+select e.id, e.status, e.seq, e.reason, e.timer_at, e.head::text as head, e.hash,
+       coalesce((select array_agg(o.op::text) from execution_operations o where o.execution_id = e.id), '{}') as ops
+from executions e where e.id > %(after)s order by e.id limit %(limit)s;
+
+-- name: links
+select seq, at, kind, actor, digest, fact::text as fact, hash from execution_entries
+where execution_id = %(id)s and seq > %(after)s order by seq limit %(limit)s;

@@ -16,12 +16,13 @@ from perdure.db.database import Database
 
 _MOST = 64
 Statement = tuple[str, Mapping[str, Any]]
+Waiting = tuple[Statement, asyncio.Future[dict[str, Any]]]
 
 
 class Committer:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: list[tuple[Statement, asyncio.Future[dict[str, Any]]]] = []
+        self._waiting: list[Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
     async def commit(self, query: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,14 +43,13 @@ class Committer:
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
             try:
                 await self._commit(batch)
-            except BaseException as error:  # it ends with the process; whoever waits must not wait for ever
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-                if not isinstance(error, PerdureError):
-                    raise
+            except PerdureError as error:
+                _refuse(batch, error)
+            except BaseException as error:  # a defect, or the end: whoever waits must not wait for ever
+                _refuse(batch, error)
+                raise
 
-    async def _commit(self, batch: list[tuple[Statement, asyncio.Future[dict[str, Any]]]]) -> None:
+    async def _commit(self, batch: list[Waiting]) -> None:
         try:
             rows = await self._database.batch([statement for statement, _ in batch])
         except AlreadyExists:
@@ -63,9 +63,18 @@ class Committer:
             if not future.done():
                 future.set_result(row)
 
-    async def _alone(self, one: tuple[Statement, asyncio.Future[dict[str, Any]]]) -> None:
+    async def _alone(self, one: Waiting) -> None:
         try:
             await self._commit([one])
         except PerdureError as error:
-            if not one[1].done():
-                one[1].set_exception(error)
+            _refuse([one], error)
+
+
+def _refuse(batch: list[Waiting], error: BaseException) -> None:
+    for _, future in batch:
+        if future.done():
+            continue
+        if isinstance(error, asyncio.CancelledError):
+            future.cancel()
+        else:
+            future.set_exception(error)

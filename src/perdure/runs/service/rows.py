@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,11 +42,11 @@ class Place:
     key: str | None
 
 
-def entry_hash(previous: str, execution_id: str, entry: Entry, actor: str, digest: str) -> str:
-    """sha256 in hex over the lines: previous hash ('' for the first), execution, seq, microseconds since 1970, kind, actor,
-    digest of the fact."""
-    micros = (entry.at - _EPOCH) // timedelta(microseconds=1)
-    fields = (previous, execution_id, entry.seq, micros, entry.fact.kind, actor, digest)
+def entry_hash(previous: str, execution_id: str, seq: int, entry: Mapping[str, Any]) -> str:
+    """sha256 in hex over the lines: previous hash ('' for the first), execution, seq, ``at`` in microseconds since 1970,
+    ``kind``, ``actor``, ``digest`` of the fact."""
+    micros = (entry["at"] - _EPOCH) // timedelta(microseconds=1)
+    fields = (previous, execution_id, seq, micros, entry["kind"], entry["actor"], entry["digest"])
     return hashlib.sha256("\n".join(map(str, fields)).encode()).hexdigest()
 
 
@@ -124,5 +124,7 @@ def _common(previous: str, decision: Decision, actor: str) -> dict[str, Any]:
 def chain(previous: str, execution_id: str, entries: Sequence[Entry], actor: str, digests: Sequence[str]) -> list[str]:
     hashes: list[str] = []
     for entry, digest in zip(entries, digests, strict=True):
-        hashes.append(entry_hash(hashes[-1] if hashes else previous, execution_id, entry, actor, digest))
+        told = {"at": entry.at, "kind": entry.fact.kind, "actor": actor, "digest": digest}
+        previous = entry_hash(previous, execution_id, entry.seq, told)
+        hashes.append(previous)
     return hashes

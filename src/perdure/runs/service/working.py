@@ -126,7 +126,7 @@ class Working:
         return None
 
     async def _claim(self, tenant_id: TenantId, worker_id: str, row: Mapping[str, Any], digest: str) -> Assignment:
-        deadline_at = self._decider.time.now() + timedelta(seconds=row["timeout_s"])
+        deadline_at = self._decider.time.told(row["now"]) + timedelta(seconds=row["timeout_s"])
         slot = _free_slot(row["slots"]) if row["concurrency"] is not None else None
         command = Invoke(mint("req", now_ms=epoch_ms(self._clock)), digest)
         decision = await self._decider.decide(tenant_id, row["id"], command, worker_id, Claim(worker_id, deadline_at, slot))
