@@ -64,7 +64,7 @@ from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
 from perdure.node.secondhome import ObjectParts
 from perdure.node.supervisor import NodeParts, NodeSupervisor
-from perdure.runs.service.absent import absent
+from perdure.runs.service.service import ExecutionService
 from perdure.snapshots.objects import opening
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.wire import public
@@ -185,12 +185,19 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             audit=audit,
             feed=feed,
             webhooks=webhooks,
-            executions=absent(),
+            executions=await _executions(stack, database, clock),
         )
         server = ApiServer(services)
         await server.start()
         stack.push_async_callback(server.stop)
         yield server
+
+
+async def _executions(stack: AsyncExitStack, database: Database, clock: Clock) -> ExecutionService:
+    executions = ExecutionService(database, clock)
+    await executions.start()
+    stack.push_async_callback(executions.close)
+    return executions
 
 
 @asynccontextmanager

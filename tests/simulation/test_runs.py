@@ -120,7 +120,7 @@ class Life:
             except StaleCheckpoint:  # it was fenced off
                 pass
         else:
-            await self._settle()
+            await self.service.settled()
             for callback in await self.surely(lambda: self.service.callbacks(TENANT)):
                 await self._say_yes(callback.callback_id)
             await self.pass_time(31 if self.deaths == deaths else 40)
@@ -131,10 +131,6 @@ class Life:
     async def _clockwork(self) -> None:
         await self.service.clockwork.turn()
         await self.service.clockwork.sweep()
-
-    async def _settle(self) -> None:
-        while following := list(self.service._following):
-            await asyncio.gather(*following, return_exceptions=True)
 
     async def _say_yes(self, callback_id: str) -> None:
         try:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from perdure.core.clock import SystemClock
 from perdure.core.ids import TenantId
+from perdure.runs.engine import Rules
 from perdure.runs.protocol import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -19,18 +21,23 @@ from perdure.runs.protocol import (
     OperationUpdate,
 )
 from perdure.runs.service.model import Assignment, Begun, Executions, Flight, FunctionSpec, NewExecution
+from perdure.runs.service.service import ExecutionService
+from tests.fakes.database import fresh_database
 from tests.fakes.memory_executions import MemoryExecutions
 
 TENANT, OTHER = TenantId("ten_a"), TenantId("ten_b")
+#: Pauses that the time which a busy host takes for a test does not reach.
+RULES = Rules(backoff_s=300, backoff_max_s=300)
 
 
 @dataclass
 class Bench:
     """``advance`` moves the clock by so many seconds; what is due by then has happened when it returns, or happens when somebody
-    asks. ``worker_id`` is the last one that was registered."""
+    asks. ``settled``: what follows from earlier calls is done. ``worker_id`` is the last one that was registered."""
 
     runs: Executions
     advance: Callable[[float], Awaitable[None]]
+    settled: Callable[[], Awaitable[None]]
     worker_id: str = ""
 
     async def serve(self, *names: str, tenant_id: TenantId = TENANT, **parts: Any) -> str:
@@ -49,6 +56,7 @@ class Bench:
         return assignment
 
     async def offered(self, worker_id: str | None = None) -> Assignment | None:
+        await self.settled()
         return await self.runs.take(TENANT, worker_id or self.worker_id, 0)
 
     async def send(self, assignment: Assignment, token: str, *updates: OperationUpdate, client: str = "c1") -> CheckpointAnswer:
@@ -80,7 +88,26 @@ def ops(assignment: Assignment) -> dict[str, Operation]:
     return {op.id: op for op in told(assignment).initial_execution_state.operations[1:]}
 
 
-@pytest.fixture(params=["fake"])
+async def _nothing() -> None:
+    pass
+
+
+@pytest.fixture(params=["fake", "database"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    runs = MemoryExecutions()
-    yield Bench(runs, runs.advance)
+    if request.param == "fake":
+        runs = MemoryExecutions(rules=RULES)
+        yield Bench(runs, runs.advance, settled=_nothing)
+        return
+    async with fresh_database() as database:
+        service = ExecutionService(database, SystemClock(), RULES)
+
+        async def advance(seconds: float) -> None:
+            database.shift_clock(seconds)
+            await service.settled()
+            await service.clockwork.turn()
+            await service.settled()
+
+        try:
+            yield Bench(service, advance, service.settled)
+        finally:
+            await service.close()

@@ -10,7 +10,7 @@ from perdure.core.errors import Conflict, InvalidRequest, NotFound, StaleCheckpo
 from perdure.runs.engine import CodeRule, Failure
 from perdure.runs.protocol import ErrorObject, ExecutionStatus, InvocationStatus, OperationStatus
 from perdure.runs.service.model import LEASE_S, Flight, FunctionSpec
-from tests.contract.runs.conftest import OTHER, TENANT, Bench, flight, ops, token
+from tests.contract.runs.conftest import OTHER, RULES, TENANT, Bench, flight, ops, token
 from tests.unit.runs.driving import callback, step, wait
 
 IN_TIME_S = 30
@@ -125,7 +125,7 @@ async def test_a_durable_one_that_raises_is_invoked_again_in_a_while(bench: Benc
     await bench.begin()
     await bench.runs.fail(TENANT, flight(await bench.take()), Failure.RAISED)
     assert await bench.offered() is None
-    await bench.advance(10)
+    await bench.advance(RULES.backoff_s)
     assert (await bench.take()).invocation == 2
 
 
@@ -152,7 +152,7 @@ async def test_a_lease_is_kept_by_beats_and_ends_without(bench: Bench) -> None:
         assert await bench.runs.beat(TENANT, bench.worker_id, (flight(taken),)) == ()
     await bench.advance(LEASE_S + 1)
     assert await bench.runs.beat(TENANT, bench.worker_id, (flight(taken),)) == (flight(taken),)
-    await bench.advance(10)
+    await bench.advance(RULES.backoff_s)
     again = await bench.take()
     assert again.invocation == 2
     with pytest.raises(StaleCheckpoint):
@@ -179,7 +179,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(bench: Bench) -> No
     await bench.succeed(late, "1")
     await bench.runs.fail(TENANT, flight(late), Failure.INVALID)
     assert (await bench.runs.describe(TENANT, begun.execution_id)).status is ExecutionStatus.RUNNING
-    await bench.advance(10)
+    await bench.advance(RULES.backoff_s)
     await bench.succeed(await bench.take(), "2")
     await bench.succeed(late, "1")
     assert (await bench.runs.describe(TENANT, begun.execution_id)).result == "2"
@@ -191,7 +191,7 @@ async def test_a_function_that_takes_too_long_is_ended(bench: Bench) -> None:
     taken = await bench.take()
     await bench.advance(6)
     assert await bench.runs.beat(TENANT, bench.worker_id, (flight(taken),)) == (flight(taken),)
-    await bench.advance(10)
+    await bench.advance(RULES.backoff_s)
     assert (await bench.take()).invocation == 2
 
 

@@ -331,9 +331,8 @@ CHILD = FunctionSpec("child", "v1", is_durable=False)
 
 
 async def settle(on: Stage) -> None:
-    """What a server does behind its answers."""
-    while any(service._following for service in (on.first, on.second)):
-        await asyncio.gather(*on.first._following, *on.second._following)
+    await on.first.settled()
+    await on.second.settled()
 
 
 async def test_a_chained_invoke_comes_back() -> None:

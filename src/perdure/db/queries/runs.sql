@@ -53,7 +53,7 @@ select count(*) as done, perdure_now() as now from moved;
 
 -- name: load
 -- One statement, so that row and operations are of one instant.
-select e.tenant_id, e.seq, e.started::text as started, e.head::text as head, e.hash, perdure_now() as now,
+select e.tenant_id, e.status, e.started::text as started, e.head::text as head, e.hash, perdure_now() as now,
        coalesce((select array_agg(o.op::text) from execution_operations o where o.execution_id = e.id), '{}') as ops
 from executions e
 where e.id = %(id)s;
@@ -69,7 +69,7 @@ select priority, key from executions where id = %(id)s;
 
 -- name: by_name
 select id, started ->> 'arn' as arn, input_digest from executions
-where tenant_id = %(tenant_id)s and function = %(function)s and name = %(name)s;
+where tenant_id = %(tenant_id)s and function = %(function)s and name = %(name)s and status <> 'DELETING';
 
 -- name: by_parent
 select id, started ->> 'arn' as arn, input_digest from executions
@@ -146,6 +146,10 @@ where e.id = f.id and e.invocation = f.invocation and e.worker_id = %(worker_id)
   and e.ended_at is null
 returning e.id, e.invocation;
 
+-- name: is_durable
+select f.is_durable from executions e join functions f on f.tenant_id = e.tenant_id and f.name = e.function
+where e.tenant_id = %(tenant_id)s and e.id = %(id)s;
+
 -- name: told
 update executions set is_told = true where id = %(id)s;
 
@@ -219,7 +223,10 @@ where o.type = 'CHAINED_INVOKE' and o.status = 'STARTED' and e.ended_at is null 
 group by o.execution_id limit %(limit)s;
 
 -- name: deleting
-select id from executions where status = 'DELETING' and invocation is null limit %(limit)s;
+-- Deleted ones of which there is still something to forget.
+select id from executions e where status = 'DELETING' and invocation is null
+  and exists (select 1 from execution_entries where execution_id = e.id and fact is not null)
+limit %(limit)s;
 
 -- name: forget_facts
 update execution_entries set fact = null where execution_id = %(id)s and fact is not null;

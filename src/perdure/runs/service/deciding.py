@@ -19,10 +19,12 @@ from perdure.core.errors import Busy, NotFound, PerdureError
 from perdure.db.database import Database
 from perdure.runs.engine import FACT, Command, Decision, Rules, assemble, decide
 from perdure.runs.engine.facts import Started
+from perdure.runs.protocol import ExecutionStatus
 from perdure.runs.service.committer import Committer
 from perdure.runs.service.rows import Claim, Kept, commit_parameters
 
 _ATTEMPTS = 20
+_DELETED = ExecutionStatus.DELETING.value
 #: How many operations all states together may have that are kept in memory.
 _KEPT_OPERATIONS = 200_000
 
@@ -42,6 +44,10 @@ class DatabaseTime:
         assert self._then is not None, "the database has not been asked anything yet"
         then, at = self._then
         return then + timedelta(seconds=self._clock.monotonic() - at)
+
+
+def no_such_execution() -> NotFound:
+    return NotFound("There is no such execution.", hint="List them with 'perdure execution ls'.")
 
 
 @dataclass(slots=True)
@@ -86,10 +92,10 @@ class Decider:
         raise Busy("Too many others change this execution at the same time.", hint="Try again in a moment.")
 
     async def read(self, tenant_id: str | None, execution_id: str) -> Kept:
-        """As it is in the database. Raises NotFound."""
+        """As it is in the database. Raises NotFound, to a tenant also for one that was deleted."""
         row = await self._database.one("runs.load", id=execution_id)
-        if row is None or (tenant_id is not None and row["tenant_id"] != tenant_id):
-            raise NotFound("There is no such execution.", hint="List them with 'perdure executions ls'.")
+        if row is None or (tenant_id is not None and (row["tenant_id"] != tenant_id or row["status"] == _DELETED)):
+            raise no_such_execution()
         self.time.told(row["now"])
         started = FACT.validate_json(row["started"])
         assert isinstance(started, Started)

@@ -44,6 +44,7 @@ from perdure.runs.protocol import (
     ExecutionName,
     ExecutionStatus,
     ExecutionSummary,
+    ExecutionTimeout,
     OperationPage,
     marker_of,
     parse_arn,
@@ -57,6 +58,7 @@ from perdure.runs.service.rows import Place, begin_parameters, digest_of
 from perdure.runs.service.signals import Signals
 
 _NAME: TypeAdapter[str] = TypeAdapter(ExecutionName)
+_TIMEOUT: TypeAdapter[int] = TypeAdapter(ExecutionTimeout)
 _OP: TypeAdapter[Op] = TypeAdapter(Op)
 _PAGE = 1000
 _LIST_MAX = 1000
@@ -79,6 +81,7 @@ class Outside:
             raise NotFound(
                 f"There is no function {function!r}.", hint="A worker that serves it registers it: perdure worker MODULE:HANDLER."
             )
+        timeout_s = None if new.timeout_s is None else _checked_timeout_s(new.timeout_s)
         execution_id = mint("exn", now_ms=epoch_ms(self._clock))
         name = _checked_name(new.name) if new.name is not None else execution_id
         arn = str(ExecutionArn(REGION, account_of(new.tenant_id), function, name, execution_id))
@@ -89,7 +92,7 @@ class Outside:
             function=function,
             secret=secrets.token_hex(16),
             input=new.input,
-            timeout_s=new.timeout_s,
+            timeout_s=timeout_s,
             code=new.code,
             parent=parent,
         )
@@ -235,6 +238,15 @@ class Outside:
         return [
             _callback(row) for row in await self._database.all("runs.callbacks", tenant_id=tenant_id, execution_id=execution_id)
         ]
+
+
+def _checked_timeout_s(seconds: int) -> int:
+    try:
+        return _TIMEOUT.validate_python(seconds)
+    except ValidationError:
+        raise InvalidRequest(
+            f"An execution cannot have {seconds} s.", hint="Give it 1 second to 366 days, or no limit."
+        ) from None
 
 
 def _checked_name(name: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure.runs.engine import CodeRule, Decision, Entry, Reason, State, head_of, op_text
+from perdure.runs.engine import CodeRule, Decision, Entry, Op, Reason, State, head_of, op_text
+from perdure.runs.engine.facts import Beaten
 from perdure.runs.service.model import LEASE_S
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,7 +93,7 @@ def commit_parameters(before: Kept, decision: Decision, actor: str, claim: Claim
 def _common(previous: str, decision: Decision, actor: str) -> dict[str, Any]:
     state, standing = decision.state, decision.standing
     is_ready = standing.reason is Reason.INVOKE
-    ops = [state.operations[one.id] for one in state.touched_since(decision.entries[0].seq - 1)]
+    ops = _changed(decision)
     texts = [entry.fact.model_dump_json(exclude_none=True) for entry in decision.entries]
     digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() for text in texts]
     hashes = chain(previous, state.id, decision.entries, actor, digests)
@@ -119,6 +120,14 @@ def _common(previous: str, decision: Decision, actor: str) -> dict[str, Any]:
         "facts": texts,
         "hashes": hashes,
     }
+
+
+def _changed(decision: Decision) -> list[Op]:
+    """The operations that the entries have changed. A heartbeat moves a timer, and is nothing that a function is told."""
+    state = decision.state
+    beaten = [entry.fact.operation_id for entry in decision.entries if isinstance(entry.fact, Beaten)]
+    touched = {op.id: op for op in state.touched_since(decision.entries[0].seq - 1)}
+    return [*(touched | {op_id: state.operations[op_id] for op_id in beaten}).values()]
 
 
 def chain(previous: str, execution_id: str, entries: Sequence[Entry], actor: str, digests: Sequence[str]) -> list[str]:

@@ -64,6 +64,11 @@ class ExecutionService:
         await asyncio.gather(*self._following, return_exceptions=True)
         await self._decider.committer.close()
 
+    async def settled(self) -> None:
+        """Until everything that followed from earlier commits has been done, or left to the clockwork."""
+        while self._following:
+            await asyncio.gather(*self._following, return_exceptions=True)
+
     async def begin(self, new: NewExecution) -> Begun:
         return await self._begin(new, None)
 

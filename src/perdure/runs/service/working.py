@@ -21,8 +21,15 @@ from perdure.runs.engine import (
     page,
     require_token,
 )
-from perdure.runs.protocol import CheckpointAnswer, CheckpointRequest, ErrorObject, InvocationOutput, OperationPage
-from perdure.runs.service.deciding import Decider
+from perdure.runs.protocol import (
+    CheckpointAnswer,
+    CheckpointRequest,
+    ErrorObject,
+    InvocationOutput,
+    InvocationStatus,
+    OperationPage,
+)
+from perdure.runs.service.deciding import Decider, no_such_execution
 from perdure.runs.service.model import LEASE_S, Assignment, Flight, Function, FunctionSpec, Worker
 from perdure.runs.service.names import function_name
 from perdure.runs.service.rows import Claim
@@ -159,7 +166,18 @@ class Working:
         await self._over(tenant_id, flight, Answer(flight.invocation, output))
 
     async def fail(self, tenant_id: TenantId, flight: Flight, failure: Failure, error: ErrorObject | None = None) -> None:
+        if failure is Failure.RAISED and not await self._is_durable(tenant_id, flight.execution_id):
+            # Whatever it did before is not recorded, so it is not run again: what it raised is its answer.
+            output = InvocationOutput(status=InvocationStatus.FAILED, error=error)
+            await self._over(tenant_id, flight, Answer(flight.invocation, output))
+            return
         await self._over(tenant_id, flight, Fail(flight.invocation, failure, error))
+
+    async def _is_durable(self, tenant_id: TenantId, execution_id: str) -> bool:
+        row = await self._database.one("runs.is_durable", tenant_id=tenant_id, id=execution_id)
+        if row is None:
+            raise no_such_execution()
+        return bool(row["is_durable"])
 
     async def _over(self, tenant_id: TenantId, flight: Flight, command: Answer | Fail) -> None:
         try:

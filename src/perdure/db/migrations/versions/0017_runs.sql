@@ -57,7 +57,8 @@ create table executions (
     ended_at          timestamptz,
     check ((invocation is null) = (worker_id is null) and (invocation is null) = (lease_until is null))
 );
-create unique index executions_name on executions (tenant_id, function, name);
+create unique index executions_name on executions (tenant_id, function, name) where status <> 'DELETING';
+create index executions_deleting on executions (id) where status = 'DELETING';
 create unique index executions_child on executions (parent_id, parent_operation) where parent_id is not null;
 create index executions_ready on executions (tenant_id, function, priority desc, invoke_at) where reason = 'invoke';
 create index executions_running on executions (tenant_id, function) where ended_at is null;
