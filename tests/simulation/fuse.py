@@ -80,6 +80,7 @@ class FusedDatabase:
             (
                 *("by_id", "by_ref", "find", "standing", "on_node", "unfinished", "names_like", "of_workspace", "deleting"),
                 *("_of_node", "entries", "holders", "used_by", "quotas.of", "quotas.use"),
+                *("runs.load", "seq", "clock", "ready", "soonest", "worker", "due", "callbacks", "unstarted", "known_functions"),
             )
         ):
             self._fuse.point(f"after {query}")
