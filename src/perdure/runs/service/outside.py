@@ -164,7 +164,7 @@ class Outside:
             priority=place["priority"] if place else 0,
             key=place["key"] if place else None,
             invocations=state.invocations,
-            operations=len(state.operations) - 1,
+            operations=len(state.operations),
             history_bytes=state.history_bytes,
             pause=state.pause.cause if state.pause else None,
             last_error=state.last_error,
