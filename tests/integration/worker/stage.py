@@ -9,13 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from perdure.core.clock import SystemClock
 from perdure.core.ids import DEFAULT_TENANT
+from perdure.runs.engine import Rules
 from perdure.runs.protocol import ExecutionInfo
 from perdure.runs.service.model import NewExecution
+from perdure.runs.service.service import ExecutionService
 from tests.fakes.api_server import FakeServer
+from tests.fakes.database import fresh_database
 
 HANDLERS = Path(__file__).parent / "handlers"
 DEADLINE_S = 90
@@ -92,19 +98,51 @@ def is_gone(pid: int) -> bool:
 def begin(server: FakeServer, function: str, event: Any = None, **more: Any) -> str:
     """Start an execution; its id."""
     new = NewExecution(DEFAULT_TENANT, function, json.dumps(event), **more)
-    return server.run(lambda: server.executions.begin(new)).execution_id
+    return server.run(lambda: server.services.executions.begin(new)).execution_id
 
 
 def ended(server: FakeServer, execution_id: str) -> ExecutionInfo:
     """What became of it."""
-    told = server.run(lambda: server.executions.ended(DEFAULT_TENANT, execution_id, 55.0))
+    told = server.run(lambda: server.services.executions.ended(DEFAULT_TENANT, execution_id, 55.0))
     assert told is not None, "it has not ended"
     return told
 
 
-def advance(server: FakeServer, seconds: float) -> None:
+class RealService:
+    """Puts the service over PostgreSQL into a server, in place of the one in memory, for as long as the block lasts."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self.server = server
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> Self:
+        self.server.stop()
+        self.server.run(self._open)
+        self.server.start()
+        return self
+
+    async def _open(self) -> None:
+        self.database = await self._stack.enter_async_context(fresh_database())
+        self.service = ExecutionService(self.database, SystemClock(), Rules())
+        await self.service.start()
+        self._stack.push_async_callback(self.service.close)
+        self.server.services = replace(self.server.services, executions=self.service)
+
+    async def advance(self, seconds: float) -> None:
+        self.database.shift_clock(seconds)
+        await self.service.settled()
+        await self.service.clockwork.turn()
+        await self.service.settled()
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+        self.server.run(self._stack.aclose)
+        self.server.start()
+
+
+def advance(server: FakeServer, seconds: float, real: RealService | None = None) -> None:
     """Move the server's clock."""
-    server.run(lambda: server.executions.advance(seconds))
+    server.run(lambda: (real or server.executions).advance(seconds))
 
 
 def notes(directory: Path, name: str) -> list[str]:

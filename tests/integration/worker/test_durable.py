@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,20 @@ from perdure.runs.protocol import ExecutionStatus
 from tests.fakes.api_server import FakeServer
 from tests.fakes.workspaces import KEY
 from tests.integration.worker.conftest import Start
-from tests.integration.worker.stage import Started, advance, begin, ended, is_gone, notes, pids_in
+from tests.integration.worker.stage import RealService, Started, advance, begin, ended, is_gone, notes, pids_in
 from tests.integration.worker.test_plain import eventually
 
 HOUR_S = 3600
+
+
+@pytest.fixture(params=["memory", "database"])
+def real(request: pytest.FixtureRequest, server: FakeServer) -> Iterator[RealService | None]:
+    """None: the service in memory; else the one over PostgreSQL."""
+    if request.param == "memory":
+        yield None
+        return
+    with RealService(server) as made:
+        yield made
 
 
 def waits(run: Started, execution_id: str) -> None:
@@ -25,7 +36,7 @@ def waits(run: Started, execution_id: str) -> None:
     run.event("ended", execution_id=execution_id, result="waits")
 
 
-def test_every_primitive(server: FakeServer, worker: Start, tmp_path: Path) -> None:
+def test_every_primitive(server: FakeServer, real: RealService | None, worker: Start, tmp_path: Path) -> None:
     """Waits hold no process: between two invocations nothing of it runs (durable: rule 3, fault 7)."""
     run = worker("durable:everything", "plain:double", "--concurrency", "2")
     functions = run.event("registered")["functions"]
@@ -33,12 +44,12 @@ def test_every_primitive(server: FakeServer, worker: Start, tmp_path: Path) -> N
     execution_id = begin(server, "everything", {"n": 1})
     for _ in range(4):  # the wait, the retry, and twice the condition
         waits(run, execution_id)
-        advance(server, HOUR_S)
+        advance(server, HOUR_S, real)
     waits(run, execution_id)
     (callback_id,) = notes(tmp_path, "callback")
-    server.run(lambda: server.executions.complete_callback(DEFAULT_TENANT, callback_id, "yes"))
+    server.run(lambda: server.services.executions.complete_callback(DEFAULT_TENANT, callback_id, "yes"))
     waits(run, execution_id)
-    advance(server, HOUR_S)  # nobody answers the other one
+    advance(server, HOUR_S, real)  # nobody answers the other one
     found = json.loads(ended(server, execution_id).result or "null")
     assert found == {
         "asked": "yes",
@@ -86,7 +97,7 @@ def test_a_zombie_is_killed_and_another_invocation_goes_on(server: FakeServer, w
     assert json.loads(ended(server, execution_id).result or "") == "done"
 
 
-def test_a_worker_that_is_killed(server: FakeServer, worker: Start, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed(server: FakeServer, real: RealService | None, worker: Start, tmp_path: Path) -> None:
     """Steps that were done stay done; another worker goes on when the lease is over (durable: fault 2)."""
     first = worker("durable:hangs_in_a_step", "--concurrency", "1")
     first.event("registered")
@@ -97,8 +108,8 @@ def test_a_worker_that_is_killed(server: FakeServer, worker: Start, tmp_path: Pa
     eventually(lambda: all(is_gone(pid) for pid in pids_in(tmp_path, "hung")))
     second = worker("durable:hangs_in_a_step", "--concurrency", "1")
     second.event("registered")
-    advance(server, 31)
-    advance(server, HOUR_S)
+    advance(server, 31, real)
+    advance(server, HOUR_S, real)
     assert json.loads(ended(server, execution_id).result or "") == "done"
 
 
