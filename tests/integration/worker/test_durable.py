@@ -113,6 +113,27 @@ def test_a_worker_that_is_killed(server: FakeServer, real: RealService | None, w
     assert json.loads(ended(server, execution_id).result or "") == "done"
 
 
+def test_a_worker_that_was_paused_past_its_lease(server: FakeServer, worker: Start, tmp_path: Path) -> None:
+    """When it goes on, it learns that what it runs is over, and ends it: the other worker's result stands."""
+    server.executions.lease_s = 4.0
+    first = worker("durable:hangs_in_a_step", "--concurrency", "1")
+    first.event("registered")
+    execution_id = begin(server, "hangs_in_a_step")
+    eventually(lambda: notes(tmp_path, "hung"))
+    (zombie,) = pids_in(tmp_path, "hung")
+    first.signal(signal.SIGSTOP)
+    second = worker("durable:hangs_in_a_step", "--concurrency", "1")
+    second.event("registered")
+    advance(server, 5)
+    advance(server, HOUR_S)
+    assert json.loads(ended(server, execution_id).result or "") == "done"
+    assert not is_gone(zombie)
+    first.signal(signal.SIGCONT)
+    first.event("ended", execution_id=execution_id, invocation=1, result="over")
+    eventually(lambda: is_gone(zombie))
+    assert json.loads(ended(server, execution_id).result or "") == "done"
+
+
 def test_a_poison_execution_ends_and_the_worker_serves_on(server: FakeServer, worker: Start, tmp_path: Path) -> None:
     """It is tried a few times, and then ends with its last error (durable: rule 9)."""
     run = worker("durable:poison", "plain:double", "--concurrency", "1")

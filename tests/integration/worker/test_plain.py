@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import sys
 import time
@@ -24,6 +26,7 @@ def eventually(holds: Callable[[], object]) -> None:
     """Processes and files tell nobody."""
     until = time.monotonic() + DEADLINE_S
     while not holds():
+        select.select([], [], [], 0.02)  # leave the processor to others
         assert time.monotonic() < until
 
 
@@ -134,6 +137,21 @@ def test_a_server_that_is_away_is_waited_for(server: FakeServer, worker: Start) 
     run.event("server-back")
     assert json.loads(ended(server, begin(server, "double", {"n": 2})).result or "")["doubled"] == 4
     assert [one["event"] for one in run.seen].count("server-away") == 2
+
+
+def test_an_answer_waits_for_a_server_that_is_away(server: FakeServer, worker: Start, tmp_path: Path) -> None:
+    """What ran while the server was away counts, as long as its lease lasts."""
+    os.mkfifo(tmp_path / "go")
+    run = worker("plain:until_told", "--concurrency", "1")
+    run.event("registered")
+    execution_id = begin(server, "until_told")
+    eventually(lambda: pids_in(tmp_path, "hung"))
+    server.stop()
+    (tmp_path / "go").write_text("told")
+    run.event("server-away")
+    server.start()
+    run.event("ended", execution_id=execution_id, result="answered")
+    assert ended(server, execution_id).result == '"told"' and len(pids_in(tmp_path, "hung")) == 1
 
 
 def test_a_worker_that_was_forgotten_registers_anew(server: FakeServer, worker: Start) -> None:

@@ -34,6 +34,12 @@ def hang(event: Any, context: Any) -> None:
     threading.Event().wait()
 
 
+def until_told(event: Any, context: Any) -> str:
+    """It goes on when the test opens the pipe too."""
+    note("hung", os.getpid())
+    return (Path(os.environ["NOTES"]) / "go").read_text()
+
+
 def hang_once(event: Any, context: Any) -> str:
     """It hangs where it runs first."""
     path = Path(os.environ["NOTES"]) / "hung"
