@@ -135,6 +135,8 @@ class Database:
     async def batch(self, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[DictRow | None]:
         """The first rows of these (query, parameters), all in one transaction and one round trip: none waits for the answer of
         another. Raises what any of them raises; then none has happened."""
+        if len(statements) == 1:  # a transaction of its own
+            return [await self.one(statements[0][0], **statements[0][1])]
         with _mapped():
             async with self._checkout() as connection, connection.pipeline(), connection.transaction():
                 await self._shift(connection)

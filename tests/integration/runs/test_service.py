@@ -18,8 +18,9 @@ from perdure.core.errors import (
     StaleCheckpoint,
 )
 from perdure.runs.engine import CodeRule, Failure
-from perdure.runs.protocol import ErrorObject, ExecutionStatus, OperationStatus
+from perdure.runs.protocol import ErrorObject, ExecutionStatus, InvocationOutput, InvocationStatus, OperationStatus
 from perdure.runs.service.model import Flight, FunctionSpec, ListQuery, NewExecution
+from perdure.runs.service.verify import verify
 from tests.integration.runs.stage import MAIN, OTHER, TENANT, Stage, asks, invokes, stage, update, waits
 
 # ---------------------------------------------------------------------------------------------------- from begin to end
@@ -83,6 +84,8 @@ async def test_bad_starts() -> None:
         for name in ("", "a b", "x" * 65, "ü"):
             with pytest.raises(InvalidRequest):
                 await on.begin(name=name)
+        with pytest.raises(InvalidRequest, match="is no text"):
+            await on.begin(input="\ud800")
         with pytest.raises(NotFound, match="no function 'nobody'"):
             await on.begin("nobody")
         with pytest.raises(InvalidRequest):
@@ -415,6 +418,29 @@ async def test_what_is_deleted_leaves_its_chain_and_none_of_its_facts() -> None:
         assert (await on.first.find(TENANT, ListQuery())).executions == ()
 
 
+async def test_text_that_postgresql_cannot_look_into_is_kept_and_spoils_nothing() -> None:
+    text = "a\0b \N{GRINNING FACE} \\u0000"
+    async with stage(MAIN, CHILD) as on:
+        execution_id = await on.begin(input=text)
+        run = await on.take()
+        step = update("STEP", "SUCCEED", "s1", payload=text)
+        await run.checkpoint(step, asks(), invokes("child", text))
+        await run.answer("PENDING")
+        await on.first.settled()
+        await on.pass_time(6)
+        await on.first.clockwork.sweep()
+        assert len(await on.first.callbacks(TENANT, execution_id)) == 1
+        assert len((await on.first.find(TENANT, ListQuery())).executions) == 2
+        work = await on.second.take(TENANT, on.worker, 0)
+        assert work is not None and work.event == text
+        await on.second.answer(TENANT, Flight(work.execution_id, work.invocation), _succeeded(text))
+        await on.second.settled()
+        told = {op.id: op for op in (await on.take()).work.event.initial_execution_state.operations}  # type: ignore[union-attr]
+        assert told["s1"].step_details is not None and told["s1"].step_details.result == text
+        assert told["invoke"].chained_invoke_details is not None and told["invoke"].chained_invoke_details.result == text
+        assert await verify(on.database) == (2, [])
+
+
 async def test_pages_of_a_list_have_each_execution_once() -> None:
     async with stage() as on:
         begun = [await on.begin(name=f"n{number}") for number in range(7)]
@@ -458,10 +484,8 @@ async def test_another_tenant_finds_nothing() -> None:
         assert await on.status(execution_id) == "RUNNING"
 
 
-def _succeeded() -> object:
-    from perdure.runs.protocol import InvocationOutput, InvocationStatus
-
-    return InvocationOutput(status=InvocationStatus.SUCCEEDED)
+def _succeeded(result: str | None = None) -> InvocationOutput:
+    return InvocationOutput(status=InvocationStatus.SUCCEEDED, result=result)
 
 
 async def test_a_worker_that_has_left_takes_nothing_and_may_still_answer() -> None:

@@ -1,34 +1,51 @@
 """One transaction for whatever wants to be committed at this moment.
 
-While a transaction is on its way, others gather; the next takes them all, in one round trip and one flush of the disk. Nothing
-waits for a batch to fill. Each statement guards itself, so that in a batch one may change no row while its neighbours do. What
-raises spoils a whole transaction: then each is tried alone.
+While a transaction is on its way, others gather; the next takes them all, as one statement of each kind, in one round trip and
+one flush of the disk. Nothing waits for a batch to fill. Each change guards itself, so that in a batch one may change no row
+while its neighbours do. What raises spoils a whole transaction: then each is tried alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from perdure.core.errors import AlreadyExists, PerdureError
 from perdure.db.database import Database
 
 _MOST = 64
-Statement = tuple[str, Mapping[str, Any]]
-Waiting = tuple[Statement, asyncio.Future[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``is_done``: it was written; else its guard did not hold. ``now``: the database's clock."""
+
+    is_done: bool
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    query: str
+    change: Mapping[str, Any]
+    future: asyncio.Future[Outcome]
 
 
 class Committer:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: list[Waiting] = []
+        self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def commit(self, query: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The statement's row, when it is durable. Raises what the database raises; Unavailable may then be ambiguous."""
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((query, parameters), future))
+    async def commit(self, query: str, change: Mapping[str, Any]) -> Outcome:
+        """When it is durable. ``query`` is ``runs.begin`` or ``runs.commit``. Raises what the database raises; Unavailable may
+        then be ambiguous."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(query, change, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="runs-commit")
         return await future
@@ -49,32 +66,40 @@ class Committer:
                 _refuse(batch, error)
                 raise
 
-    async def _commit(self, batch: list[Waiting]) -> None:
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        kinds = {one.query: [other for other in batch if other.query == one.query] for one in batch}
+        statements = [(query, {"changes": _text(waiting)}) for query, waiting in kinds.items()]
         try:
-            rows = await self._database.batch([statement for statement, _ in batch])
+            rows = await self._database.batch(statements)
         except AlreadyExists:
             if len(batch) == 1:
                 raise
             for one in batch:
                 await self._alone(one)
             return
-        for (_, future), row in zip(batch, rows, strict=True):
+        for waiting, row in zip(kinds.values(), rows, strict=True):
             assert row is not None, "each of these statements has a row"
-            if not future.done():
-                future.set_result(row)
+            done = set(row["done"])
+            for ord_, one in enumerate(waiting):
+                if not one.future.done():
+                    one.future.set_result(Outcome(ord_ in done, row["now"]))
 
-    async def _alone(self, one: Waiting) -> None:
+    async def _alone(self, one: _Waiting) -> None:
         try:
             await self._commit([one])
         except PerdureError as error:
             _refuse([one], error)
 
 
-def _refuse(batch: list[Waiting], error: BaseException) -> None:
-    for _, future in batch:
-        if future.done():
+def _text(waiting: list[_Waiting]) -> str:
+    return json.dumps([{**one.change, "ord": ord_} for ord_, one in enumerate(waiting)])
+
+
+def _refuse(batch: list[_Waiting], error: BaseException) -> None:
+    for one in batch:
+        if one.future.done():
             continue
         if isinstance(error, asyncio.CancelledError):
-            future.cancel()
+            one.future.cancel()
         else:
-            future.set_exception(error)
+            one.future.set_exception(error)

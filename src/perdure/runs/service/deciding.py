@@ -21,7 +21,7 @@ from perdure.runs.engine import FACT, Command, Decision, Rules, assemble, decide
 from perdure.runs.engine.facts import Started
 from perdure.runs.protocol import ExecutionStatus
 from perdure.runs.service.committer import Committer
-from perdure.runs.service.rows import Claim, Kept, commit_parameters
+from perdure.runs.service.rows import Claim, Kept, change
 
 _ATTEMPTS = 20
 _DELETED = ExecutionStatus.DELETING.value
@@ -120,18 +120,18 @@ class Decider:
 
     async def _commit(self, before: Kept, decision: Decision, actor: str, claim: Claim | None) -> bool:
         execution_id = decision.state.id
-        parameters = commit_parameters(before, decision, actor, claim)
+        changed = change(before, decision, actor, claim)
         try:
-            row = await self.committer.commit("runs.commit", parameters)
+            outcome = await self.committer.commit("runs.commit", changed)
         except BaseException:
             self._forget(execution_id)  # it may have been committed
             raise
-        self.time.told(row["now"])
+        self.time.told(outcome.now)
         self._forget(execution_id)
-        if not row["done"]:
+        if not outcome.is_done:
             return False
         if decision.state.invocation is not None and not decision.state.has_ended:
-            self._keep(Kept(before.tenant_id, decision.state, parameters["hash"]))
+            self._keep(Kept(before.tenant_id, decision.state, changed["hash"]))
         self._moved(before.tenant_id, decision)
         return True
 

@@ -54,7 +54,7 @@ from perdure.runs.protocol import (
 from perdure.runs.service.deciding import Decider
 from perdure.runs.service.model import Begun, EventPage, Found, Insight, ListQuery, NewExecution, OpenCallback
 from perdure.runs.service.names import REGION, account_of, function_name
-from perdure.runs.service.rows import Place, begin_parameters, digest_of
+from perdure.runs.service.rows import Place, beginning, digest_of
 from perdure.runs.service.signals import Signals
 
 _NAME: TypeAdapter[str] = TypeAdapter(ExecutionName)
@@ -100,8 +100,8 @@ class Outside:
         assert now is not None, "a clock always answers"
         decision = start(command, self._decider.time.told(now["now"]), self._decider.rules)
         place = Place(new.tenant_id, digest_of(new.input), new.priority, new.key)
-        row = await self._decider.committer.commit("runs.begin", begin_parameters(decision, place, "outside"))
-        if row["done"]:
+        outcome = await self._decider.committer.commit("runs.begin", beginning(decision, place, "outside"))
+        if outcome.is_done:
             return Begun(execution_id, arn, is_new=True), decision
         return await self._there(place, function, name, parent), None
 

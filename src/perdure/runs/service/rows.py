@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from perdure.core.errors import InvalidRequest
 from perdure.runs.engine import CodeRule, Decision, Entry, Op, Reason, State, head_of, op_text
 from perdure.runs.engine.facts import Beaten
 from perdure.runs.service.model import LEASE_S
@@ -52,11 +53,15 @@ def entry_hash(previous: str, execution_id: str, seq: int, entry: Mapping[str, A
 
 
 def digest_of(text: str | None) -> bytes:
-    return hashlib.sha256(b"" if text is None else b"=" + text.encode("utf-8", "surrogateescape")).digest()
+    """Raises InvalidRequest for half a character: no JSON has it."""
+    try:
+        return hashlib.sha256(b"" if text is None else b"=" + text.encode()).digest()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("The input is no text: it has half of a surrogate pair.", hint="Send it as UTF-8.") from error
 
 
-def begin_parameters(decision: Decision, place: Place, actor: str) -> dict[str, Any]:
-    """Of ``runs.begin``."""
+def beginning(decision: Decision, place: Place, actor: str) -> dict[str, Any]:
+    """One of ``runs.begin``."""
     state = decision.state
     started = state.started
     parent = started.parent
@@ -64,62 +69,66 @@ def begin_parameters(decision: Decision, place: Place, actor: str) -> dict[str, 
         "tenant_id": place.tenant_id,
         "function": started.function,
         "name": started.name,
-        "input_digest": place.input_digest,
+        "arn": started.arn,
+        "input_digest": place.input_digest.hex(),
         "priority": place.priority,
         "key": place.key,
         "parent_id": parent.execution_id if parent else None,
         "parent_operation": parent.operation_id if parent else None,
         "started": started.model_dump_json(exclude_none=True),
-        "at": state.started_at,
+        "at": state.started_at.isoformat(),
     }
 
 
-def commit_parameters(before: Kept, decision: Decision, actor: str, claim: Claim | None) -> dict[str, Any]:
-    """Of ``runs.commit``."""
+def change(before: Kept, decision: Decision, actor: str, claim: Claim | None) -> dict[str, Any]:
+    """One of ``runs.commit``."""
     state = decision.state
     has_just_ended = state.has_ended and not before.state.has_ended
     return _common(before.hash, decision, actor) | {
         "before": before.state.seq,
-        "ended_at": state.ended_at,
+        "ended_at": _text(state.ended_at),
         "owes_parent": has_just_ended and state.started.parent is not None,
         "invocation": state.invocation.number if state.invocation else None,
         "lease_s": LEASE_S,
         "worker_id": claim.worker_id if claim else None,
         "slot": claim.slot if claim else None,
-        "deadline_at": claim.deadline_at if claim else None,
+        "deadline_at": claim.deadline_at.isoformat() if claim else None,
     }
 
 
 def _common(previous: str, decision: Decision, actor: str) -> dict[str, Any]:
     state, standing = decision.state, decision.standing
-    is_ready = standing.reason is Reason.INVOKE
-    ops = _changed(decision)
-    texts = [entry.fact.model_dump_json(exclude_none=True) for entry in decision.entries]
-    digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() for text in texts]
-    hashes = chain(previous, state.id, decision.entries, actor, digests)
+    invoke_at = (standing.invoke_at or state.at) if standing.reason is Reason.INVOKE else None
+    entries = chained(previous, state.id, decision.entries, actor)
     return {
         "id": state.id,
         "seq": state.seq,
         "status": state.status.value,
         "reason": standing.reason.value,
-        "invoke_at": (standing.invoke_at or state.at) if is_ready else None,
-        "timer_at": standing.timer_at,
+        "invoke_at": _text(invoke_at),
+        "timer_at": _text(standing.timer_at),
         "bound_digest": state.born if state.code is CodeRule.EXACT else None,
         "head": head_of(state),
-        "hash": hashes[-1],
-        "op_ids": [op.id for op in ops],
-        "op_positions": [op.position for op in ops],
-        "op_types": [op.type.value for op in ops],
-        "op_statuses": [op.status.value for op in ops],
-        "ops": [op_text(op) for op in ops],
+        "hash": entries[-1]["hash"],
         "actor": actor,
-        "seqs": [entry.seq for entry in decision.entries],
-        "ats": [entry.at for entry in decision.entries],
-        "kinds": [entry.fact.kind for entry in decision.entries],
-        "digests": digests,
-        "facts": texts,
-        "hashes": hashes,
+        "ops": [_operation(op) for op in _changed(decision)],
+        "entries": entries,
     }
+
+
+def _operation(op: Op) -> dict[str, Any]:
+    return {
+        "id": op.id,
+        "position": op.position,
+        "type": op.type.value,
+        "status": op.status.value,
+        "started_at": op.started_at.isoformat(),
+        "op": op_text(op),
+    }
+
+
+def _text(at: datetime | None) -> str | None:
+    return at.isoformat() if at is not None else None
 
 
 def _changed(decision: Decision) -> list[Op]:
@@ -130,10 +139,13 @@ def _changed(decision: Decision) -> list[Op]:
     return [*(touched | {op_id: state.operations[op_id] for op_id in beaten}).values()]
 
 
-def chain(previous: str, execution_id: str, entries: Sequence[Entry], actor: str, digests: Sequence[str]) -> list[str]:
-    hashes: list[str] = []
-    for entry, digest in zip(entries, digests, strict=True):
+def chained(previous: str, execution_id: str, entries: Sequence[Entry], actor: str) -> list[dict[str, Any]]:
+    """Entries as they are stored, each with the hash of all up to it."""
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        fact = entry.fact.model_dump_json(exclude_none=True)
+        digest = hashlib.sha256(fact.encode()).hexdigest()
         told = {"at": entry.at, "kind": entry.fact.kind, "actor": actor, "digest": digest}
         previous = entry_hash(previous, execution_id, entry.seq, told)
-        hashes.append(previous)
-    return hashes
+        found.append({**told, "seq": entry.seq, "at": entry.at.isoformat(), "fact": fact, "hash": previous})
+    return found

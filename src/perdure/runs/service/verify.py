@@ -51,7 +51,7 @@ def _problem(row: dict[str, Any], entries: list[dict[str, Any]]) -> Problem | No
         if one["seq"] != position:
             return Problem(execution_id, position, f"Entry {position} is missing.")
         if one["fact"] is not None:
-            if hashlib.sha256(one["fact"].encode("utf-8", "surrogateescape")).hexdigest() != one["digest"]:
+            if hashlib.sha256(one["fact"].encode()).hexdigest() != one["digest"]:
                 return Problem(execution_id, position, "The fact was changed after it was written.")
             history.append(Entry(position, one["at"], FACT.validate_json(one["fact"])))
         elif row["status"] != "DELETING":

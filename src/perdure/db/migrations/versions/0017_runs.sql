@@ -33,6 +33,7 @@ create table executions (
     tenant_id         text not null,
     function          text not null,
     name              text not null,
+    arn               text not null,
     input_digest      bytea not null,
     status            text not null,
     seq               bigint not null check (seq >= 1),
@@ -56,7 +57,7 @@ create table executions (
     started_at        timestamptz not null,
     ended_at          timestamptz,
     check ((invocation is null) = (worker_id is null) and (invocation is null) = (lease_until is null))
-);
+) with (fillfactor = 50);  -- room in the page for the next version of a row whose indexed columns stay as they are
 create unique index executions_name on executions (tenant_id, function, name) where status <> 'DELETING';
 create index executions_deleting on executions (id) where status = 'DELETING';
 create unique index executions_child on executions (parent_id, parent_operation) where parent_id is not null;
@@ -71,7 +72,8 @@ create index executions_listed on executions (tenant_id, started_at, id);
 create unique index executions_key on executions (tenant_id, key) where key is not null and invocation is not null;
 create unique index executions_slot on executions (tenant_id, function, slot) where slot is not null;
 
--- Operations as the engine has them. ``type`` and ``status`` are copied out for the two that others ask for.
+-- Operations as the engine has them. What others ask for is copied out: the text may hold \u0000, which PostgreSQL stores and does
+-- not look into.
 create table execution_operations (
     tenant_id     text not null,
     execution_id  text not null,
@@ -79,6 +81,7 @@ create table execution_operations (
     position      int not null,
     type          text not null,
     status        text not null,
+    started_at    timestamptz not null,
     op            json not null,
     primary key (execution_id, id)
 );
