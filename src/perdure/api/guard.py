@@ -43,7 +43,7 @@ STREAMED = re.compile(
 )
 #: Those that hold what an execution's function takes or returns.
 LARGE_BODY_BYTES_MAX = 32 << 20
-LARGE = re.compile(r"/v1/executions/[^/]+/invocations/[^/]+/answer")
+LARGE = re.compile(r"/v1/executions(?:/[^/]+/invocations/[^/]+/answer)?|/v1/callbacks/.+/succeed", re.DOTALL)
 CALLER = "perdure.caller"
 METRICS_PATH = "/metrics"
 

@@ -144,7 +144,7 @@ NEEDS: Mapping[str, Need] = {
     "resume_execution": OPERATE,
     "retry_execution": OPERATE,
     "delete_execution": OPERATE,
-    "list_callbacks": INVOKE,  # with its id a callback is completed
+    "list_callbacks": READ,
     "succeed_callback": INVOKE,
     "fail_callback": INVOKE,
     "beat_callback": INVOKE,

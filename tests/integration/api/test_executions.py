@@ -13,6 +13,7 @@ from perdure.core.errors import (
     AlreadyExists,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
 )
 from perdure.runs import engine
 from perdure.runs import protocol as runs
@@ -111,6 +112,16 @@ def test_a_start_that_is_wrong_starts_nothing(http: httpx2.Client, body: bytes, 
     assert error_of(refused) == (422, "invalid_request")
     assert complaint in refused.json()["error"]["message"]
     assert http.get("/executions").json() == {"executions": [], "next_cursor": None}
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_is_larger_than_other_bodies_fits_up_to_its_own_limit(client: Client) -> None:
+    """(peers: row 27)"""
+    large = client.executions.start("greet", "x" * (5 << 20))
+    assert large.refresh().input_bytes == (5 << 20) + 2
+    with pytest.raises(PayloadTooLarge):
+        client.executions.start("greet", "x" * (17 << 20))
+    assert len([*client.executions.list()]) == 1
 
 
 @pytest.mark.usefixtures("worker")

@@ -50,8 +50,8 @@ class AsyncExecution:
         return self._info
 
     async def wait(self, timeout_s: float | None = None) -> public.ExecutionOutcome:
-        """Until it has ended, however that takes and whatever the server does meanwhile; says how. Raises ExecutionRunning after
-        ``timeout_s`` (None: never); the execution goes on then.
+        """Until it has ended, however long that takes and whatever the server does meanwhile; says how. Raises ExecutionRunning
+        after ``timeout_s`` (None: never); the execution goes on then.
 
         >>> order = await client.executions.get("order-1")
         >>> (await order.wait()).status.value

@@ -52,8 +52,8 @@ class Execution:
         return self._info
 
     def wait(self, timeout_s: float | None = None) -> public.ExecutionOutcome:
-        """Until it has ended, however that takes and whatever the server does meanwhile; says how. Raises ExecutionRunning after
-        ``timeout_s`` (None: never); the execution goes on then.
+        """Until it has ended, however long that takes and whatever the server does meanwhile; says how. Raises ExecutionRunning
+        after ``timeout_s`` (None: never); the execution goes on then.
 
         >>> order = client.executions.get("order-1")
         >>> (order.wait()).status.value
