@@ -23,7 +23,7 @@ from perdure.core.config import Settings
 from perdure.core.errors import Unavailable
 from perdure.core.scopes import KeyScope
 from perdure.journal.feed import Feed
-from perdure.runs.service.model import Executions
+from perdure.runs.service.service import ExecutionService
 from perdure.webhooks.sending import Sender
 from perdure.webhooks.service import WebhookParts, WebhookService
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
@@ -49,7 +49,7 @@ class Stage:
     audit: Audit
     http: httpx2.AsyncClient
     settings: Settings
-    executions: Executions
+    executions: ExecutionService
 
     async def tenant(self, name: str) -> str:
         return (await self.access.create_tenant(OPERATOR, name)).id
@@ -89,14 +89,18 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
             webhooks = WebhookService(WebhookParts(plane.database, plane.clock, feed, Sender(_nobody), _anywhere, b"r" * 32))
             real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
             real["keyed_execs"] = KeyedExecs(StoredExecKeys(plane.database))
+            executions = ExecutionService(plane.database, plane.clock)
+            real["executions"] = executions
             services = replace(fake_services(settings, access)[0], **real, feed=feed, webhooks=webhooks)
             server = ApiServer(services)
             await server.start()
             await feed.start()
+            await executions.start()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, verify=False) as http:
-                yield Stage(plane, access, audit, http, settings, services.executions)
+                yield Stage(plane, access, audit, http, settings, executions)
             await server.stop()
             await services.ports.close()
+            await executions.close()
             await feed.close()
     finally:
         shutil.rmtree(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -201,3 +202,13 @@ async def test_the_audit_names_the_execution_and_no_payload(staged: Stage) -> No
         ("delete_execution", begun, "conflict"),
     ]
     assert "hush" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "2026-01-01T00:00:00 exn_0", "2026-01-01T00:00:00+00:00 a\0b", "yesterday exn_0", "2026-01-01T00:00:00+00:00", "ä"],
+)
+async def test_a_cursor_that_was_made_up_is_told(staged: Stage, text: str) -> None:
+    for cursor in (text, base64.urlsafe_b64encode(text.encode()).decode()):
+        refused = await staged.ask(KEY, "GET", "/v1/executions", params={"cursor": cursor})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request"), cursor

@@ -7,6 +7,7 @@ Examples are few and always the same ones; PERDURE_TEST_LONG=1 tries many more. 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import threading
@@ -97,7 +98,8 @@ NO_PLACE = Place(datetime(1970, 1, 1, tzinfo=UTC), "a").cursor()
 
 CURSORS = {
     "workspace_log": seq_cursor(0),
-    **dict.fromkeys(("list_executions", "execution_history", "execution_operations"), marker_of(0)),
+    "list_executions": base64.urlsafe_b64encode(b"2100-01-01T00:00:00+00:00 exn_0").decode(),
+    **dict.fromkeys(("execution_history", "execution_operations"), marker_of(0)),
 }
 
 

@@ -293,6 +293,9 @@ def _edge(marker: str | None) -> tuple[datetime | None, str | None]:
         return None, None
     try:
         at, execution_id = base64.urlsafe_b64decode(marker.encode()).decode().split(" ")
-        return datetime.fromisoformat(at), execution_id
+        moment = datetime.fromisoformat(at)
+        if moment.tzinfo is not None and execution_id.isprintable():  # else the database would stumble over it
+            return moment, execution_id
     except (ValueError, binascii.Error):
-        raise InvalidRequest("This marker is not one of ours.", hint="Take it from the answer before, unchanged.") from None
+        pass
+    raise InvalidRequest("This marker is not one of ours.", hint="Take it from the answer before, unchanged.")
