@@ -82,6 +82,7 @@ RULES = {
     "set_program": "its first word is not empty",
     "wake_at": "within ten years",
     "usage": "the end is after the beginning",
+    "register_worker": "no function twice",
     "create_webhook": "a URL has more of a grammar",
     **dict.fromkeys(("read_file", "write_file", "hash_file", "list_dir", "stat_file", "make_dir", "remove", "rename"), _FILES),
     **dict.fromkeys(("make_link", "set_attributes", "read_dir", "write_dir", "begin_upload", "finish_upload"), _FILES),
