@@ -17,6 +17,7 @@ from perdure.api.services import Services
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.db.database import Database
+from perdure.runs.service.service import ExecutionService
 from tests.fakes.access import SIGNING_KEY, FakeAccess
 from tests.fakes.events import FakeWebhooks
 from tests.fakes.images import FakeImages
@@ -30,10 +31,11 @@ DEADLINE_S = 60
 
 class FakeServer:
     """``with FakeServer(settings) as server``: serves until the block ends. ``workspaces`` may be looked at and changed.
-    With ``database_url`` it has real tenants and keys, limits and audit."""
+    With ``database_url`` it has real tenants and keys, limits and audit; with ``has_runs`` the real durable executions too."""
 
-    def __init__(self, settings: Settings, *, database_url: str | None = None) -> None:
+    def __init__(self, settings: Settings, *, database_url: str | None = None, has_runs: bool = False) -> None:
         self.settings = settings
+        self._has_runs = has_runs
         self._database = None if database_url is None else Database(database_url)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -55,6 +57,11 @@ class FakeServer:
     def url(self) -> str:
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.port}"
+
+    def shift_clock(self, seconds: float) -> None:
+        """The database's."""
+        assert self._database is not None
+        self._database.shift_clock(seconds)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a coroutine function in the server's loop."""
@@ -101,6 +108,8 @@ class FakeServer:
                 if self._database is not None:
                     audit = Audit(self._database, SystemClock(), "test", keep_days=1)
                     self.services = replace(self.services, quotas=Quotas(self._database), audit=audit)
+                    if self._has_runs:
+                        self.services = replace(self.services, executions=ExecutionService(self._database, SystemClock()))
             self._server = ApiServer(self.services)
             await self._server.start()
 
@@ -125,6 +134,8 @@ class FakeServer:
         self.stop()
 
         async def cancel() -> None:
+            if isinstance(self.services.executions, ExecutionService):
+                await self.services.executions.close()
             if self._database is not None:
                 await self._database.close()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import boto3
+import psycopg
 import pytest
 from botocore.config import Config
 
+from perdure.access.model import OPERATOR
 from perdure.access.service import OPERATOR_KEY_ID
 from perdure.core.config import Settings
 from perdure.core.ids import DEFAULT_TENANT
@@ -26,9 +30,11 @@ from perdure.runs.protocol import (
     InvocationStatus,
     OperationUpdate,
 )
-from perdure.runs.service.model import Assignment, Flight, FunctionSpec, ListQuery, NewExecution
+from perdure.runs.service.model import Assignment, Executions, Flight, FunctionSpec, ListQuery, NewExecution
+from perdure.runs.service.service import ExecutionService
 from tests.fakes.access import AWS_SECRET
 from tests.fakes.api_server import FakeServer
+from tests.fakes.database import fresh_url
 from tests.fakes.memory_executions import MemoryExecutions
 
 
@@ -47,14 +53,19 @@ def aws(url: str, service: str = "lambda", *, key_id: str = OPERATOR_KEY_ID, sec
 
 @dataclass
 class World:
-    """The server's executions, and a worker of them that the test plays."""
+    """The server's executions, in memory or in a database, and a worker of them that the test plays."""
 
     server: FakeServer
     worker_id: str = ""
 
     @property
-    def runs(self) -> MemoryExecutions:
-        return self.server.executions
+    def runs(self) -> Executions:
+        return self.server.services.executions
+
+    @property
+    def secret(self) -> str:
+        """Of the operator's pair."""
+        return self.server.services.access.pair(OPERATOR).secret_access_key
 
     def serve(self, *names: str, **parts: Any) -> None:
         specs = tuple(FunctionSpec(name, **{"digest": "v1", **parts}) for name in names or ("main",))
@@ -65,9 +76,15 @@ class World:
         return self.server.run(lambda: self.runs.begin(NewExecution(DEFAULT_TENANT, "main", **parts))).arn
 
     def take(self, wait_s: float = 0) -> Assignment:
+        self.settle()
         taken = self.server.run(lambda: self.runs.take(DEFAULT_TENANT, self.worker_id, wait_s))
         assert taken is not None
         return taken
+
+    def settle(self) -> None:
+        """Until what follows from what was done is done."""
+        if isinstance(service := self.runs, ExecutionService):
+            self.server.run(service.settled)
 
     def token(self, taken: Assignment) -> str:
         assert isinstance(taken.event, InvocationInput)
@@ -94,34 +111,76 @@ class World:
         self.server.run(forget)
 
     def advance(self, seconds: float) -> None:
-        self.server.run(lambda: self.runs.advance(seconds))
+        """Move the clock; what is due by then has happened."""
+
+        async def advance() -> None:
+            if isinstance(self.runs, MemoryExecutions):
+                await self.runs.advance(seconds)
+                return
+            assert isinstance(self.runs, ExecutionService)
+            self.server.shift_clock(seconds)
+            await self.runs.settled()
+            await self.runs.clockwork.turn()
+            await self.runs.settled()
+
+        self.server.run(advance)
 
     def state(self, arn: str) -> State:
-        return self.runs.run_of(arn.rpartition("/")[2]).state
+        runs, execution_id = self.runs, arn.rpartition("/")[2]
+        if isinstance(runs, MemoryExecutions):
+            return runs.run_of(execution_id).state
+        assert isinstance(runs, ExecutionService)
+        self.settle()
+        return self.server.run(lambda: runs._decider.read(DEFAULT_TENANT, execution_id)).state
 
 
-@pytest.fixture(scope="session")
-def _serving() -> Iterator[FakeServer]:
+@contextmanager
+def _home() -> Iterator[Settings]:
     home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
     try:
-        with FakeServer(Settings(home=home, listen_port=0, url=None, api_key=None, auth_failures_per_min=0)) as running:
-            yield running
+        yield Settings(home=home, listen_port=0, url=None, api_key=None, auth_failures_per_min=0)
     finally:
         shutil.rmtree(home)
 
 
-@pytest.fixture
-def world(_serving: FakeServer) -> World:
+@pytest.fixture(scope="session")
+def in_memory() -> Iterator[FakeServer]:
+    with _home() as settings, FakeServer(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def in_database() -> Iterator[tuple[FakeServer, str]]:
+    """With the URL of its database."""
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    try:
+        url = loop.run_until_complete(stack.enter_async_context(fresh_url()))
+        with _home() as settings, FakeServer(settings, database_url=url, has_runs=True) as running:
+            yield running, url
+    finally:
+        loop.run_until_complete(stack.aclose())
+        loop.close()
+
+
+@pytest.fixture(params=["memory", "database"])
+def world(request: pytest.FixtureRequest) -> World:
     """Serving, with nothing in it."""
-    _serving.reset()
-    return World(_serving)
+    if request.param == "memory":
+        server = request.getfixturevalue("in_memory")
+        server.reset()
+        return World(server)
+    server, url = request.getfixturevalue("in_database")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("set session_replication_role = replica")  # no trigger keeps a history from being forgotten
+        connection.execute("truncate functions, workers, executions, execution_operations, execution_entries cascade")
+    return World(server)
 
 
 @pytest.fixture
 def client(world: World) -> Any:
-    return aws(world.server.url)
+    return aws(world.server.url, secret=world.secret)
 
 
 @pytest.fixture
 def tasks(world: World) -> Any:
-    return aws(world.server.url, "stepfunctions")
+    return aws(world.server.url, "stepfunctions", secret=world.secret)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ def waiting(world: World) -> str:
     world.serve()
     world.begin(name="waits")
     taken = world.take()
-    (operation,) = world.send(taken, callback("c", 60, 10)).new_execution_state.operations
+    (operation,) = world.send(taken, callback("c", 10_000, 1000)).new_execution_state.operations
     world.answer(taken, InvocationStatus.PENDING)
     assert operation.callback_details is not None and operation.callback_details.callback_id is not None
     return operation.callback_details.callback_id
@@ -112,7 +112,7 @@ def test_invoke_whose_answer_is_lost_is_repeated_by_boto3_and_begins_once(world:
 
     world.runs.begin = begin_and_lose  # type: ignore[method-assign]
     try:
-        client = aws(world.server.url, attempts=3)
+        client = aws(world.server.url, secret=world.secret, attempts=3)
         made = client.invoke(FunctionName="main", InvocationType="Event", Payload=b"1")
     finally:
         del world.runs.begin  # type: ignore[method-assign]
@@ -169,7 +169,8 @@ def test_checkpoint_records_and_answers(world: World, client: Any) -> None:
     assert made["CheckpointToken"] != world.token(taken)
     (operation,) = made["NewExecutionState"]["Operations"]
     assert (operation["Id"], operation["Status"], operation["Name"]) == ("a", "STARTED", "first")
-    assert abs(operation["StartTimestamp"] - datetime.now(UTC)) < timedelta(minutes=5)
+    begun = client.get_durable_execution(DurableExecutionArn=arn)["StartTimestamp"]
+    assert timedelta(0) <= operation["StartTimestamp"] - begun < timedelta(minutes=5)
 
 
 def test_checkpoint_with_a_stale_token_says_so_in_the_sdks_words(world: World, client: Any) -> None:
@@ -180,6 +181,34 @@ def test_checkpoint_with_a_stale_token_says_so_in_the_sdks_words(world: World, c
         client.checkpoint_durable_execution(DurableExecutionArn=arn, CheckpointToken=world.token(taken), Updates=[])
     assert caught.value.response["message"].startswith("Invalid checkpoint token")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\U0001f600", "\x1b[31m", "é" * 1000])
+def test_checkpoint_keeps_any_text(world: World, client: Any, text: str) -> None:
+    """It comes back as it was: a checkpoint that could not be stored would be sent again for ever."""
+    world.serve()
+    arn, taken = world.begin(), world.take()
+    updates = [
+        {"Id": "a", "Type": "STEP", "Action": "START"},
+        {"Id": "a", "Type": "STEP", "Action": "SUCCEED", "Payload": text},
+        {"Id": "b", "Type": "STEP", "Action": "START"},
+        {"Id": "b", "Type": "STEP", "Action": "FAIL", "Error": {"ErrorMessage": text, "ErrorType": "E"}},
+    ]
+    made = client.checkpoint_durable_execution(DurableExecutionArn=arn, CheckpointToken=world.token(taken), Updates=updates)
+    state = client.get_durable_execution_state(DurableExecutionArn=arn, CheckpointToken=made["CheckpointToken"])["Operations"]
+    assert state[1]["StepDetails"]["Result"] == text
+    assert state[2]["StepDetails"]["Error"]["ErrorMessage"] == text
+    events = client.get_durable_execution_history(DurableExecutionArn=arn)["Events"]
+    assert events[2]["StepSucceededDetails"]["Result"]["Payload"] == text
+
+
+def test_checkpoint_of_what_is_no_text_is_refused_for_good(world: World, client: Any) -> None:
+    """Half of a pair of surrogates is no character."""
+    world.serve()
+    arn, taken = world.begin(), world.take()
+    update = {"Id": "a", "Type": "STEP", "Action": "FAIL", "Error": {"ErrorMessage": "\ud800"}}
+    with pytest.raises(client.exceptions.InvalidParameterValueException, match="Nothing was recorded"):
+        client.checkpoint_durable_execution(DurableExecutionArn=arn, CheckpointToken=world.token(taken), Updates=[update])
 
 
 def test_checkpoint_of_large_payloads(world: World, client: Any) -> None:
@@ -349,22 +378,27 @@ def test_a_callback_succeeds(world: World, client: Any) -> None:
     callback_id = waiting(world)
     client.send_durable_execution_callback_success(CallbackId=callback_id, Result=b'{"approved": true}')
     taken = world.take()
-    operation = world.runs.run_of(taken.execution_id).state.operations["c"]
+    operation = world.state(taken.arn).operations["c"]
     assert (operation.status.value, operation.payload) == ("SUCCEEDED", '{"approved": true}')
     for call in ("success", "failure", "heartbeat"):
         with pytest.raises(client.exceptions.CallbackTimeoutException):
             getattr(client, f"send_durable_execution_callback_{call}")(CallbackId=callback_id)
 
 
+def test_a_callback_succeeds_with_any_text(world: World, client: Any) -> None:
+    client.send_durable_execution_callback_success(CallbackId=waiting(world), Result="a\0b\U0001f600".encode())
+    assert world.state(world.take().arn).operations["c"].payload == "a\0b\U0001f600"
+
+
 def test_a_callback_succeeds_with_nothing(world: World, client: Any) -> None:
     client.send_durable_execution_callback_success(CallbackId=waiting(world))
-    assert world.runs.run_of(world.take().execution_id).state.operations["c"].payload is None
+    assert world.state(world.take().arn).operations["c"].payload is None
 
 
 def test_a_callback_fails(world: World, client: Any) -> None:
     error = {"ErrorType": "Denied", "ErrorMessage": "no", "ErrorData": "x"}
     client.send_durable_execution_callback_failure(CallbackId=waiting(world), Error=error)
-    operation = world.runs.run_of(world.take().execution_id).state.operations["c"]
+    operation = world.state(world.take().arn).operations["c"]
     assert operation.status.value == "FAILED" and operation.error is not None
     assert operation.error.wire() == error
 
@@ -372,9 +406,9 @@ def test_a_callback_fails(world: World, client: Any) -> None:
 def test_a_callback_is_kept_by_heartbeats(world: World, client: Any) -> None:
     callback_id = waiting(world)
     for _ in range(3):
-        world.advance(8)
+        world.advance(800)
         client.send_durable_execution_callback_heartbeat(CallbackId=callback_id)
-    world.advance(11)
+    world.advance(1100)
     with pytest.raises(client.exceptions.CallbackTimeoutException):
         client.send_durable_execution_callback_heartbeat(CallbackId=callback_id)
 
@@ -395,7 +429,7 @@ def test_a_task_token_completes_a_callback(world: World, tasks: Any) -> None:
     token = waiting(world)
     tasks.send_task_heartbeat(taskToken=token)
     tasks.send_task_success(taskToken=token, output='{"approved": true}')
-    assert world.runs.run_of(world.take().execution_id).state.operations["c"].payload == '{"approved": true}'
+    assert world.state(world.take().arn).operations["c"].payload == '{"approved": true}'
     for call in (
         lambda: tasks.send_task_success(taskToken=token, output="1"),
         lambda: tasks.send_task_failure(taskToken=token),
@@ -407,7 +441,7 @@ def test_a_task_token_completes_a_callback(world: World, tasks: Any) -> None:
 
 def test_a_task_token_fails_a_callback(world: World, tasks: Any) -> None:
     tasks.send_task_failure(taskToken=waiting(world), error="Denied", cause="no")
-    operation = world.runs.run_of(world.take().execution_id).state.operations["c"]
+    operation = world.state(world.take().arn).operations["c"]
     assert operation.error == ErrorObject(error_type="Denied", error_message="no")
 
 

@@ -16,7 +16,6 @@ from aws_durable_execution_sdk_python.lambda_service import LambdaClient
 
 from perdure.access.service import OPERATOR_KEY_ID
 from perdure.runs.protocol import ExecutionStatus
-from tests.fakes.access import AWS_SECRET
 from tests.fakes.executions import LAMBDA_CONTEXT
 from tests.fakes.workspaces import KEY
 from tests.integration.aws.conftest import World
@@ -34,9 +33,13 @@ class Worker:
         specs = [{"name": name, "digest": "v1", "durable": durable} for name, (_, durable) in functions.items()]
         self.id = self.http.post("/v1/workers", json={"functions": specs}).json()["worker_id"]
 
+    def take(self) -> Any:
+        self.world.settle()
+        return self.http.post(f"/v1/workers/{self.id}/take", json={"wait_s": 0}).json()["work"]
+
     def run(self) -> None:
         """Until nothing is left to do."""
-        while (work := self.http.post(f"/v1/workers/{self.id}/take", json={"wait_s": 0}).json()["work"]) is not None:
+        while (work := self.take()) is not None:
             handler, durable = self.functions[work["function"]]
             path = f"/v1/executions/{work['execution_id']}/invocations/{work['invocation']}"
             try:
@@ -61,7 +64,7 @@ def serve(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": OPERATOR_KEY_ID,
-        "AWS_SECRET_ACCESS_KEY": AWS_SECRET,
+        "AWS_SECRET_ACCESS_KEY": world.secret,
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(LambdaClient, "_cached_boto_client", None)
