@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -176,19 +177,51 @@ def test_who_waits_has_it_as_soon_as_it_is_there(worker: Client) -> None:
     assert [one["execution_id"] for one in found] == [execution_id]
 
 
+def take_request(worker_id: str) -> bytes:
+    body = b'{"wait_s": 60}'
+    head = f"POST /v1/workers/{worker_id}/take HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def test_who_hangs_up_takes_nothing(worker: Client, server: FakeServer) -> None:
     """What comes later is for whoever still asks."""
     worker.register()
-    body = b'{"wait_s": 60}'
-    head = f"POST /v1/workers/{worker.id}/take HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     waiters = len(server.executions._changed._waiters)  # type: ignore[attr-defined]
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=DEADLINE_S) as caller:
-        caller.sendall(head.encode() + body)
+        caller.sendall(take_request(worker.id))
         server.wait_for(lambda: len(server.executions._changed._waiters) > waiters)  # type: ignore[attr-defined]
     server.wait_for(lambda: len(server.executions._changed._waiters) == waiters)  # type: ignore[attr-defined]
     execution_id = worker.begin()
     assert worker.take()["execution_id"] == execution_id
+
+
+def test_what_was_taken_for_one_who_has_hung_up_is_given_back(
+    worker: Client, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered again at once, and not when a lease ends of which nobody knows."""
+    worker.register()
+    execution_id = worker.begin()
+    waits, has_taken = threading.Event(), threading.Event()
+    take = server.executions.take
+
+    async def late(*given: Any) -> Any:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # in the moment in which there is something
+            return await take(*given)
+        finally:
+            has_taken.set()
+
+    monkeypatch.setattr(server.executions, "take", late)
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=DEADLINE_S) as caller:
+        caller.sendall(take_request(worker.id))
+        assert waits.wait(DEADLINE_S)
+    assert has_taken.wait(DEADLINE_S)
+    monkeypatch.undo()
+    server.wait_for(lambda: server.executions.run_of(execution_id).state.invocation is None)
+    work = worker.take()
+    assert (work["execution_id"], work["invocation"]) == (execution_id, 2)
 
 
 def test_a_server_that_stops_lets_nobody_wait(worker: Client, server: FakeServer) -> None:
