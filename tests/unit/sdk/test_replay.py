@@ -14,6 +14,7 @@ import pytest
 from aws_durable_execution_sdk_python import DurableContext, durable_execution
 from aws_durable_execution_sdk_python.config import Duration, StepConfig
 from aws_durable_execution_sdk_python.retries import RetryDecision
+from aws_durable_execution_sdk_python.waits import WaitForConditionConfig, WaitForConditionDecision
 
 from perdure.api import render_runs
 from perdure.core.errors import InvalidRequest
@@ -188,6 +189,54 @@ def test_what_runs_side_by_side_and_children_that_were_too_large_to_keep() -> No
         context.map([1, 2, 3], lambda ctx, item, *_: ctx.step(lambda _: item * 2), name="tripled")
 
     assert Lived(main).on().against(changed).verdict is Verdict.NONDETERMINISTIC
+
+
+def test_a_condition_is_not_polled_here() -> None:
+    def polls(check: Callable[[int], int]) -> Main:
+        def main(_: Any, context: DurableContext) -> Any:
+            def decide(state: int, _: int) -> WaitForConditionDecision:
+                return WaitForConditionDecision(state < 3, Duration.from_seconds(60))
+
+            return context.wait_for_condition(lambda state, _: check(state), WaitForConditionConfig(decide, 0), name="poll")
+
+        return main
+
+    counts, refuses = polls(lambda state: state + 1), polls(never)
+    lived = Lived(counts)
+    lived.world.invoke(lived.id)
+    between = lived.against(refuses)
+    assert (between.verdict, between.status) == (Verdict.SAME, "PENDING"), "it waits for its next poll"
+    ended = lived.on().against(refuses)
+    assert (ended.verdict, ended.result) == (Verdict.SAME, 3)
+
+
+def test_other_functions_are_not_called_and_submitters_not_run() -> None:
+    def main(_: Any, context: DurableContext) -> Any:
+        told = context.invoke("other", {"n": 1}, name="ask")
+        context.wait_for_callback(lambda *_: None, name="approval")
+        return told
+
+    def changed(_: Any, context: DurableContext) -> Any:
+        told = context.invoke("other", {"n": 1}, name="ask")
+        context.wait_for_callback(never, name="approval")
+        return told
+
+    lived = Lived(main)
+    lived.world.functions["other"] = Function(lambda event, _: event["n"] + 1, durable=False)
+    lived.on()
+    calls = len(lived.world.runs)
+    found = lived.against(changed)
+    assert (found.verdict, found.status, found.moves) == (Verdict.SAME, "PENDING", ())
+    assert len(lived.world.runs) == calls
+
+    def more(_: Any, context: DurableContext) -> Any:
+        context.invoke("other", {"n": 1}, name="ask")
+        context.invoke("other", {"n": 2}, name="ask again")
+
+    again = Lived(lambda _, context: context.invoke("other", {"n": 1}, name="ask"))
+    again.world.functions["other"] = Function(lambda event, _: event["n"] + 1, durable=False)
+    (move,) = again.on().against(more).moves
+    assert (move.type, move.name, move.is_new) == ("CHAINED_INVOKE", "ask again", True)
 
 
 def test_branches_that_stand_still_each_tell_what_they_would_do() -> None:
