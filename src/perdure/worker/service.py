@@ -172,6 +172,7 @@ class Worker:
             runner = await self._first(self._pool.acquire(), self._draining)
             if runner is None:
                 return
+            was_busy = bool(self._tasks)
             work = await self._take()
             if work is not None and not self._draining.is_set():
                 self._begin(work, runner)
@@ -180,9 +181,10 @@ class Worker:
             if work is not None:
                 self._in_background(self._give_back(work))
             elif self._plan.once:
-                if not self._tasks:
+                if not was_busy:  # else what ran at the time of the question may have left something to do
                     return
-                await asyncio.wait({*self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+                if self._tasks:
+                    await asyncio.wait({*self._tasks}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _take(self) -> Work | None:
         """What the server gives; None when it has nothing or must not be asked any more."""

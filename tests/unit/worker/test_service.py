@@ -52,7 +52,8 @@ class Server(Contact):
     """What a worker is answered. ``trouble`` is raised by the next calls of that name, one each."""
 
     lease_s: float = LONG_LEASE_S
-    work: asyncio.Queue[Work] = field(default_factory=asyncio.Queue)
+    work: asyncio.Queue[Work | None] = field(default_factory=asyncio.Queue)  # None: there was none in time
+    empties: int = 0
     over: set[tuple[str, int]] = field(default_factory=set)
     trouble: dict[str, list[PerdureError]] = field(default_factory=dict)
     told: list[tuple[Any, ...]] = field(default_factory=list)
@@ -99,8 +100,10 @@ class Server(Contact):
 
     async def take(self, worker_id: str, wait_s: float) -> Work | None:
         self._maybe("take")
-        if wait_s == 0:
-            return self.work.get_nowait() if self.work.qsize() else None
+        if wait_s == 0 and not self.work.qsize():
+            self.empties += 1
+            self._changed.set()
+            return None
         taking, changed = asyncio.ensure_future(self.work.get()), None
         try:
             while not taking.done():
@@ -221,6 +224,25 @@ async def test_it_takes_no_more_than_it_has_processes_for() -> None:
         await stage.flying(3)
 
 
+async def test_a_question_that_brings_nothing_is_asked_again() -> None:
+    async with staged() as stage:
+        for _ in range(3):
+            stage.server.work.put_nowait(None)
+        stage.give()
+        await stage.flying()
+        assert len(stage.processes) == 1
+
+
+async def test_a_process_that_dies_while_nobody_uses_it_is_replaced() -> None:
+    async with staged(Plan(concurrency=2)) as stage:
+        await stage.server.until(lambda: len(stage.processes) == 2)
+        stage.processes[1].is_alive = False  # the one that is kept ready
+        stage.give("e1")
+        stage.give("e2")
+        await stage.flying(2)
+        assert not stage.processes[1].jobs and stage.server.named("process-died")
+
+
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [(PayloadTooLarge("The answer is too large."), FailureKind.INVALID), (NotFound("There is no such execution."), None)],
@@ -307,6 +329,19 @@ async def test_beats_that_nobody_answers_end_a_lease_too() -> None:
         stage.clock.advance(LEASE_S + 1)
         await stage.server.until(lambda: stage.server.named("ended"))
         assert not stage.processes[0].is_alive and stage.server.named("ended")[0]["result"] == "over"
+
+
+async def test_a_beat_that_is_answered_keeps_the_lease() -> None:
+    async with staged(lease_s=LEASE_S) as stage:
+        stage.give()
+        await stage.flying()
+        for _ in range(3):
+            stage.clock.advance(0.9 * LEASE_S)
+            seen = len(stage.server.beats)
+            await stage.server.until(lambda seen=seen: len(stage.server.beats) >= seen + 2)  # type: ignore[misc]
+        stage.server.trouble["beat"] = [ServerUnreachable("No server answers.")]
+        await stage.server.until(lambda: stage.server.named("server-back"))
+        assert stage.processes[0].is_alive and not stage.server.named("ended")
 
 
 async def test_a_function_that_runs_for_too_long_is_killed_and_told() -> None:
@@ -443,7 +478,8 @@ async def test_once_ends_when_nothing_is_left() -> None:
     async with staged(Plan(once=True, concurrency=2)) as stage:
         stage.give("e1")
         await stage.flying()
-        stage.give("e2")  # it came while the first one ran
+        await stage.server.until(lambda: stage.server.empties)
+        stage.give("e2")  # it came while the first one ran, and after nothing else was there
         stage.processes[0].end.set_result(Answered(b"1"))
         await stage.flying(2)
         for process in stage.processes:
