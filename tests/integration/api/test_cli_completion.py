@@ -55,7 +55,7 @@ def test_without_a_server_nothing_is_said(home: Path) -> None:
     assert in_bash("perdure exec al", home) == ([], "")
     assert in_bash("perdure exec al", home, PERDURE_URL="nonsense") == ([], "")
     assert in_bash("perdure exec al", home, PERDURE_LISTEN_PORT="nonsense") == ([], "")
-    assert in_bash("perdure ex", home) == (["exec"], ""), "commands are known without one"
+    assert in_bash("perdure ex", home) == (["exec", "execution"], ""), "commands are known without one"
 
 
 @pytest.mark.usefixtures("named")
