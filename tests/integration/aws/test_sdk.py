@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import boto3
 import httpx2
 import pytest
 from aws_durable_execution_sdk_python import DurableContext, InvokeError, durable_execution
@@ -68,6 +69,7 @@ def serve(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(LambdaClient, "_cached_boto_client", None)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the pair that it has found first
     made: list[Worker] = []
 
     def serve(plain: dict[str, Handler] | None = None, **durable: Handler) -> Worker:
