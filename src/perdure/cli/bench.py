@@ -19,7 +19,7 @@ from perdure.core.errors import InvalidRequest, PerdureError
 if TYPE_CHECKING:
     from perdure.demo.stats import Row
 
-SUITES = ("wake", "snapshots", "serve")
+SUITES = ("wake", "snapshots", "serve", "runs")
 
 
 def run(suite: str, *, as_json: bool, samples: int | None = None) -> int:

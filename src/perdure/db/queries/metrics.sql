@@ -15,3 +15,7 @@ where s.node_id = %(node_id)s and s.state = 'complete'
 -- name: stored
 -- What is stored now, on nodes and in the object store.
 select place, sum(bytes)::bigint as bytes from stored_spans where to_at is null group by place;
+
+-- name: commits
+-- Of all transactions in this database since it was made, reads among them.
+select xact_commit as commits from pg_stat_database where datname = current_database();
