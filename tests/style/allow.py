@@ -35,6 +35,8 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/node/compaction.py::Compaction._work": "a period: what fell asleep is looked at a while later, on purpose",
         "src/perdure/node/shared.py::SharedFiles._work": "a while after the server's start, on purpose: at first everybody wakes",
         "src/perdure/node/lease.py::LeaseKeeper._keep": "a period, not a wait: a lease is renewed by the clock",
+        "src/perdure/demo/runs.py::_Driver.waiting": "a time after which what is left counts as idle",
+        "src/perdure/demo/runs.py::_Driver._commits": "the time over which commits are counted",
         "src/perdure/worker/pool.py::Pool._start_one": "a period between starts that fail: nobody tells that it was mended",
         "src/perdure/worker/service.py::Worker._beat": "a period, not a wait: leases are kept by the clock",
         "src/perdure/sdk/_acompat.py::apause": "delay between retries of a call; the server has nothing to signal with",

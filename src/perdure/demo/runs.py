@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import os
 import socket
 import sys
 import time
@@ -21,8 +20,8 @@ from importlib.resources import files
 from typing import Any
 
 import httpx2
-import psycopg
 
+from perdure.core import programs
 from perdure.core.clock import SystemClock
 from perdure.core.errors import HostUnfit
 from perdure.core.ids import DEFAULT_TENANT
@@ -103,13 +102,15 @@ class _Bench:
     def history(self) -> int:
         return self.count * HISTORY
 
-    async def _program(self, name: str, *words: object, **names: str) -> dict[str, float]:
+    async def _program(self, name: str, *words: object) -> dict[str, float]:
         path = files("perdure.demo") / "programs" / name
-        command = [sys.executable, str(path), *map(str, words)]
-        process = await asyncio.create_subprocess_exec(
-            *command, env={**os.environ, **names}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        out, err = await process.communicate()
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+        process = await programs.start(sys.executable, str(path), *map(str, words), **pipes)
+        try:
+            out, err = await process.communicate()
+        except asyncio.CancelledError:
+            await programs.end(process)
+            raise
         if process.returncode:
             raise HostUnfit(f"{name} failed: {err.decode(errors='replace').strip()[-500:]}")
         found: dict[str, float] = json.loads(out.splitlines()[-1])
@@ -120,23 +121,24 @@ class _Bench:
             return {}
         self.say("steps on DBOS")
         url = await self._new_database("dbos")
-        return await self._program("dbos_steps.py", url, self.count * STEPS, CLIENTS, self.history)
+        found = await self._program("dbos_steps.py", "steps", url, self.count * STEPS, CLIENTS)
+        await self._program("dbos_steps.py", "die", url, self.history, 1)
+        return found | await self._program("dbos_steps.py", "replay", url, self.history, 1)
 
     async def sdk(self) -> dict[str, float]:
         self.say("steps with AWS's SDK")
-        names = {
-            "AWS_ENDPOINT_URL_LAMBDA": self.url,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": self.access["aws_access_key_id"],
-            "AWS_SECRET_ACCESS_KEY": self.access["aws_secret_access_key"],
-        }
-        return await self._program("durable_steps.py", self.url, self.key, self.count * STEPS, self.history, **names)
+        pair = (self.access["aws_access_key_id"], self.access["aws_secret_access_key"])
+        return await self._program("durable_steps.py", self.url, self.key, *pair, self.count * STEPS, self.history)
 
     async def _new_database(self, name: str) -> str:
         postgres = EmbeddedPostgres(self.server.settings.home)
-        async with await psycopg.AsyncConnection.connect(postgres.url(), autocommit=True) as connection:
-            await connection.execute(f"create database {name}".encode())
-        return postgres.url(name)
+        database = Database(postgres.url(), max_connections=1)
+        await database.open()
+        try:
+            await database.run(f"bench.new_{name}")
+        finally:
+            await database.close()
+        return postgres.url(f"bench_{name}")
 
     async def in_process(self) -> float:
         """Milliseconds for each step of ``CLIENTS`` executions at a time."""
@@ -263,7 +265,7 @@ class _Driver:
             callback_id = answer["NewExecutionState"]["Operations"][0]["CallbackDetails"]["CallbackId"]
             await self._pending(work)
             waiting = asyncio.create_task(self._post(f"/v1/workers/{self.worker}/take", {"wait_s": 60}))
-            await asyncio.sleep(0.05)  # the worker waits
+            await self.http.get("/v1/health")  # sent after it, so the worker waits
             begun = time.perf_counter()
             done = await self.http.post(f"/2025-12-01/durable-execution-callbacks/{callback_id}/succeed", content=b'"yes"')
             expect(done.is_success, f"A callback was answered {done.status_code}.")

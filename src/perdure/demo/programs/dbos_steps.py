@@ -1,16 +1,15 @@
 """Durable steps on DBOS, for ``perdure bench runs``: the same work on the same PostgreSQL. Prints one JSON document.
 
-    dbos_steps.py URL STEPS CLIENTS HISTORY
+    dbos_steps.py steps|die|replay URL STEPS CLIENTS
 
-A step is a function that returns 200 characters. The last figure: a workflow of HISTORY steps whose process ends before its last
-one; the next process runs it again, and what is measured is from its beginning to that step.
+A step is a function that returns 200 characters. ``die`` ends the process before the last step of a workflow; then ``replay``
+runs it again, and measures from its beginning to that step.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from dbos import DBOS, SetWorkflowID
 
 RESULT = "x" * 200
 MARK: dict[str, float] = {}
+REPLAYED = threading.Event()
 
 
 @DBOS.step()
@@ -28,10 +28,12 @@ def step(number: int) -> str:
 
 
 @DBOS.step()
-def last(died: bool) -> str:
-    if died:
+def last() -> str:
+    if "dies" in MARK:
+        tell({})
         os._exit(0)
     MARK["replayed"] = time.perf_counter()
+    REPLAYED.set()
     return RESULT
 
 
@@ -48,7 +50,7 @@ def long(steps: int) -> None:
     MARK["begun"] = time.perf_counter()
     for number in range(steps):
         step(number)
-    last(os.environ.get("DIES") == "1")
+    last()
 
 
 def tell(found: dict[str, float]) -> None:
@@ -68,32 +70,20 @@ def measure(steps: int, clients: int) -> dict[str, float]:
     return {"alone_ms": alone_s * 1000 / steps, "together_ms": together_s * 1000 / (steps * clients)}
 
 
-def replay() -> dict[str, float]:
-    while "replayed" not in MARK:  # it is recovered by DBOS itself
-        time.sleep(0.01)
-    return {"replay_ms": (MARK["replayed"] - MARK["begun"]) * 1000}
-
-
-def main(url: str, steps: int, clients: int, history: int) -> None:
+def main(what: str, url: str, steps: int, clients: int) -> None:
     DBOS(config={"name": "bench", "system_database_url": url, "application_version": "1", "log_level": "ERROR"})
-    if os.environ.get("DIES") == "1":
-        DBOS.launch()
+    DBOS.launch()
+    if what == "steps":
+        tell(measure(steps, clients))
+    elif what == "die":
+        MARK["dies"] = 1.0
         with SetWorkflowID("long"):
-            long(history)
-    elif os.environ.get("DIES") == "0":
-        DBOS.launch()
-        found = replay()
-        tell(found)
-        DBOS.destroy()
-    else:
-        DBOS.launch()
-        found = measure(steps, clients)
-        DBOS.destroy()
-        for dies in ("1", "0"):
-            command = [sys.executable, *sys.argv]
-            done = subprocess.run(command, env={**os.environ, "DIES": dies}, capture_output=True, text=True, check=True)
-        tell({**found, **json.loads(done.stdout.splitlines()[-1])})
+            long(steps)
+    else:  # DBOS goes on with it by itself
+        REPLAYED.wait()
+        tell({"replay_ms": (MARK["replayed"] - MARK["begun"]) * 1000})
+    DBOS.destroy()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]))
