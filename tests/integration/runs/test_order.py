@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from perdure.runs.engine import CodeRule, Failure
 from perdure.runs.service.model import Flight, FunctionSpec
@@ -65,3 +68,25 @@ async def test_code_that_an_execution_is_bound_to_is_waited_for() -> None:
         free = await on.begin()
         assert (await on.take(on.second, other.id)).work.execution_id == free
         assert (await on.take()).work.execution_id == bound
+
+
+async def test_work_that_nobody_waits_for_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves while it is given something costs its execution no attempt."""
+    async with stage() as on:
+        await on.begin()
+        committing, may_go_on = asyncio.Event(), asyncio.Event()
+        commit = on.first._decider.committer.commit
+
+        async def held(query: str, change: Any) -> Any:
+            committing.set()
+            await may_go_on.wait()
+            return await commit(query, change)
+
+        monkeypatch.setattr(on.first._decider.committer, "commit", held)
+        taking = asyncio.create_task(on.first.take(TENANT, on.worker, 60))
+        await committing.wait()
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        may_go_on.set()
+        await on.first.settled()
+        assert (await on.take(on.second)).work.invocation == 2

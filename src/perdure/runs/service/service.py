@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -29,6 +30,8 @@ from perdure.runs.service.signals import Signals
 from perdure.runs.service.working import Working
 
 _RULES = Rules()
+#: What follows from the last commits is waited for so long; the clockwork of the next server finds the rest.
+_CLOSE_S = 5.0
 log = structlog.get_logger(__name__)
 
 
@@ -39,7 +42,7 @@ class ExecutionService:
         self._ready, self._ends = Signals(), Signals()
         self._decider = Decider(database, clock, rules, self._moved)
         self._outside = Outside(database, clock, self._decider, self._ends)
-        self._working = Working(database, clock, self._decider, self._ready)
+        self._working = Working(database, clock, self._decider, self._ready, self._follow)
         self.clockwork = Clockwork(database, self._decider, self._start_child)
         self._following: set[asyncio.Task[None]] = set()
 
@@ -59,6 +62,9 @@ class ExecutionService:
 
     async def close(self) -> None:
         await self.clockwork.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.settled()
         for task in list(self._following):
             task.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)

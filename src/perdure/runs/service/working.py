@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from perdure.db.database import Database
 from perdure.runs.engine import (
     Answer,
     Checkpoint,
+    Decision,
     Fail,
     Failure,
     Invoke,
@@ -39,15 +42,19 @@ from perdure.runs.service.signals import Signals
 _LOOK_S = 1.0
 #: How many candidates are looked at at once; others may be faster with some of them.
 _CANDIDATES = 16
+Follow = Callable[[Coroutine[Any, Any, None]], None]
 _MISSING = ErrorObject(error_type="ResourceNotFoundException", error_message="Function not found")
 
 
 class Working:
-    def __init__(self, database: Database, clock: Clock, decider: Decider, ready: Signals) -> None:
+    """``follow`` does something behind the caller's back, and is waited for at the end."""
+
+    def __init__(self, database: Database, clock: Clock, decider: Decider, ready: Signals, follow: Follow) -> None:
         self._database = database
         self._clock = clock
         self._decider = decider
         self._ready = ready
+        self._follow = follow
 
     # ------------------------------------------------------------------------------------------------------------------- workers
 
@@ -136,7 +143,13 @@ class Working:
         deadline_at = self._decider.time.told(row["now"]) + timedelta(seconds=row["timeout_s"])
         slot = _free_slot(row["slots"]) if row["concurrency"] is not None else None
         command = Invoke(mint("req", now_ms=epoch_ms(self._clock)), digest)
-        decision = await self._decider.decide(tenant_id, row["id"], command, worker_id, Claim(worker_id, deadline_at, slot))
+        claim = Claim(worker_id, deadline_at, slot)
+        claiming = asyncio.ensure_future(self._decider.decide(tenant_id, row["id"], command, worker_id, claim))
+        try:
+            decision = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._follow(self._give_back(tenant_id, claiming))
+            raise
         state, reply = decision.state, decision.reply
         assert reply is not None, "an invocation that begins has its reply"
         return Assignment(
@@ -148,6 +161,12 @@ class Working:
             deadline_at=deadline_at,
             event=invocation_input(state, reply, self._decider.rules) if row["is_durable"] else state.started.input,
         )
+
+    async def _give_back(self, tenant_id: TenantId, claiming: asyncio.Future[Decision]) -> None:
+        """Whoever asked has left while it was given to him."""
+        with suppress(AlreadyExists, CodeChanged, NotDue, NotFound):
+            state = (await claiming).state
+            await self.fail(tenant_id, Flight(state.id, state.invocations), Failure.RETURNED)
 
     async def beat(self, tenant_id: TenantId, worker_id: str, flights: tuple[Flight, ...]) -> tuple[Flight, ...]:
         await self._worker(tenant_id, worker_id)
