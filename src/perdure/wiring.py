@@ -64,6 +64,7 @@ from perdure.node.doctor import examine
 from perdure.node.lease import LeaseKeeper
 from perdure.node.secondhome import ObjectParts
 from perdure.node.supervisor import NodeParts, NodeSupervisor
+from perdure.runs.engine import Rules
 from perdure.runs.service.service import ExecutionService
 from perdure.snapshots.objects import opening
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
@@ -185,7 +186,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             audit=audit,
             feed=feed,
             webhooks=webhooks,
-            executions=await _executions(stack, database, clock),
+            executions=await _executions(stack, settings, database, clock),
         )
         server = ApiServer(services)
         await server.start()
@@ -193,8 +194,13 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
         yield server
 
 
-async def _executions(stack: AsyncExitStack, database: Database, clock: Clock) -> ExecutionService:
-    executions = ExecutionService(database, clock)
+async def _executions(stack: AsyncExitStack, settings: Settings, database: Database, clock: Clock) -> ExecutionService:
+    rules = Rules(
+        operations_max=settings.execution_operations_max,
+        history_bytes_max=settings.execution_history_mib << 20,
+        payload_bytes_max=settings.execution_payload_mib << 20,
+    )
+    executions = ExecutionService(database, clock, rules)
     await executions.start()
     stack.push_async_callback(executions.close)
     return executions

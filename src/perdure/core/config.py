@@ -170,6 +170,16 @@ class Settings(BaseModel):
     )
     audit_keep_days: float = Field(default=90.0, ge=1, description="How long rows of the audit are kept.")
 
+    execution_operations_max: int = Field(
+        default=50_000, ge=1, description="Operations after which an execution is paused until somebody raises this or stops it."
+    )
+    execution_history_mib: int = Field(
+        default=512, ge=1, description="Bytes of a history after which its execution is paused too."
+    )
+    execution_payload_mib: int = Field(
+        default=16, ge=1, le=256, description="The largest input, result or payload of an execution and its operations."
+    )
+
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="A port of 127.0.0.1 that answers GET /metrics without a key; 0: none."
     )
