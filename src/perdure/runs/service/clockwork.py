@@ -1,8 +1,8 @@
 """What moves executions when nobody asks: timers, leases that end, ends that a parent has not been told of, children not started.
 
 All of it is a repeated question to the database, never a list that was made at the start: whatever a server that died has left
-behind, this one or any other finds. One task per server, whatever the number of executions; while nothing is due it asks once
-a second.
+behind, this one or any other finds. One task per server, whatever the number of executions; while nothing is due it asks every
+two seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.db.database import Database
 from perdure.runs.engine import CompleteInvoke, Fail, Failure, StartChild, State, Tick, children_to_start
 from perdure.runs.service.deciding import Decider
 
-_IDLE_S = 1.0
+_IDLE_S = 2.0
 _LIMIT = 200
 _AT_ONCE = 8
 #: Children that their parents' own server has not started after so long are started by whoever finds them.

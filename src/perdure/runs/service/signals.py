@@ -35,9 +35,10 @@ class Listening:
         for key in keys:
             waiting.setdefault(key, set()).add(self._future)
 
-    async def wait(self, seconds: float) -> None:
-        """Until it is told, or so long."""
-        await asyncio.wait([self._future], timeout=max(0.0, seconds))
+    async def wait(self, seconds: float) -> bool:
+        """Whether it was told within so long."""
+        told, _ = await asyncio.wait([self._future], timeout=max(0.0, seconds))
+        return bool(told)
 
     def __enter__(self) -> Listening:
         return self

@@ -39,7 +39,9 @@ from perdure.runs.service.rows import Claim
 from perdure.runs.service.signals import Signals
 
 #: How often a worker that waits for work looks for itself: another server may have made some ready.
-_LOOK_S = 1.0
+_LOOK_S = 2.0
+#: How long a worker that waits is believed to be up; here it is told at once that it left, by another server after so long.
+_KNOWN_S = 10.0
 #: How many candidates are looked at at once; others may be faster with some of them.
 _CANDIDATES = 16
 Follow = Callable[[Coroutine[Any, Any, None]], None]
@@ -105,14 +107,19 @@ class Working:
             await self._database.run("runs.worker_seen", tenant_id=tenant_id, id=worker_id, lease_s=LEASE_S)
         return row
 
+    async def _up(self, tenant_id: TenantId, worker_id: str) -> dict[str, Any]:
+        worker = await self._worker(tenant_id, worker_id)
+        if worker["state"] != "up":
+            raise Conflict("This worker has left, so it takes nothing.", hint="Register again to take more.")
+        return worker
+
     # ---------------------------------------------------------------------------------------------------------------------- work
 
     async def take(self, tenant_id: TenantId, worker_id: str, wait_s: float) -> Assignment | None:
         until = self._clock.monotonic() + wait_s
+        worker = await self._up(tenant_id, worker_id)
+        known_until = self._clock.monotonic() + _KNOWN_S
         while True:
-            worker = await self._worker(tenant_id, worker_id)
-            if worker["state"] != "up":
-                raise Conflict("This worker has left, so it takes nothing.", hint="Register again to take more.")
             names = worker["functions"]
             with self._ready.listen([worker_id, *((tenant_id, name) for name in names)]) as listening:
                 taken = await self._try(tenant_id, worker_id, worker)
@@ -121,7 +128,10 @@ class Working:
                     return taken
                 soonest = await self._database.one("runs.soonest", tenant_id=tenant_id, functions=names)
                 next_s = _LOOK_S if soonest is None or soonest["wait_s"] is None else float(soonest["wait_s"])
-                await listening.wait(min(left, _LOOK_S, next_s))
+                is_told = await listening.wait(min(left, _LOOK_S, next_s))
+            if is_told or self._clock.monotonic() > known_until:
+                worker = await self._up(tenant_id, worker_id)
+                known_until = self._clock.monotonic() + _KNOWN_S
 
     async def _try(self, tenant_id: TenantId, worker_id: str, worker: Mapping[str, Any]) -> Assignment | None:
         digests = dict(zip(worker["functions"], worker["digests"], strict=True))
