@@ -211,7 +211,6 @@ def _publish_wheel(directory: Path) -> None:
     (directory / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
 
 
-@pytest.mark.long
 def test_git_clones_from_a_server_on_the_host(opened: Workspace, site: Site, tmp_path: Path) -> None:
     def git(*words: str) -> str:
         names = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main")

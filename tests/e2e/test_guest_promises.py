@@ -97,7 +97,6 @@ def test_who_tries_to_leave_is_frozen_for_a_checkpoint_and_killed_by_a_limit(wor
     neighbour.kill()
 
 
-@pytest.mark.long
 def test_without_python_and_without_room_commands_and_sleep_work(workspace: Workspace) -> None:
     lines = [
         "cp -a /usr/bin/python3.13 /dev/shm/python",

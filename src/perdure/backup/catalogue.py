@@ -2,7 +2,8 @@
 
 What the database knew travels in the facts of each snapshot (``workspaces.facts``), as of its upload; of a workspace the newest
 facts count. A snapshot that was uploaded without them still says whose it is, of which workspace, after which parent and in which
-generation; its workspace gets a name of ours. The head is the newest snapshot: what a workspace was rewound to is not there.
+generation; its workspace gets a name of ours. The head is the last snapshot of the last generation: what a workspace was rewound
+to is not there.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def catalogue(found: Iterable[Found], defaults: Defaults) -> Catalogue:
     known = frozenset(one.manifest.snapshot_id for some in by_workspace.values() for one in some)
     taken: defaultdict[str, set[str]] = defaultdict(set)  # names of each tenant
     newest_first = sorted(by_workspace.items(), key=lambda entry: max(one.manifest.created_at for one in entry[1]), reverse=True)
-    for workspace_id, some in newest_first:
-        some.sort(key=lambda one: (one.manifest.created_at, one.manifest.snapshot_id))
+    for workspace_id, unordered in newest_first:
+        some = _in_order(unordered)
         row = _workspace(workspace_id, some, defaults, taken[some[-1].manifest.tenant_id])
         if row.pop("is_ours"):
             made.nameless.append(row["name"])
@@ -119,10 +120,30 @@ def catalogue(found: Iterable[Found], defaults: Defaults) -> Catalogue:
     return made
 
 
+def _in_order(some: list[Found]) -> list[Found]:
+    """The oldest first: by generation, then children behind their parents. A clock may have been set back between two, so when
+    one was made decides only where nothing else does."""
+    manifests = {one.manifest.snapshot_id: one.manifest for one in some}
+
+    def ancestors(manifest: Manifest) -> int:
+        seen: set[SnapshotId] = set()
+        parent = manifest.parent_id
+        while parent in manifests and parent not in seen:
+            seen.add(parent)
+            parent = manifests[parent].parent_id
+        return len(seen)
+
+    def place(one: Found) -> tuple[int, int, datetime, SnapshotId]:
+        manifest = one.manifest
+        return manifest.generation, ancestors(manifest), manifest.created_at, manifest.snapshot_id
+
+    return sorted(some, key=place)
+
+
 def _workspace(workspace_id: WorkspaceId, some: list[Found], defaults: Defaults, taken: set[str]) -> dict[str, Any]:
     """Of one workspace with its snapshots, oldest first. Of facts that cannot be, what the manifest says is taken."""
     head = some[-1].manifest
-    told = max(some, key=lambda one: (one.at, one.manifest.created_at)).workspace
+    told = max(some, key=lambda one: (_number(one.workspace.get("generation")), one.at, one.manifest.created_at)).workspace
     wanted = told.get("name")
     name, is_ours = _free(wanted if isinstance(wanted, str) and NAME.match(wanted) else None, workspace_id, taken)
     size = (told.get("memory_mib"), told.get("vcpus"))

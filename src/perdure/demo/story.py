@@ -29,6 +29,8 @@ CHECKOUT = "/root/project"
 COUNTER = "exec 9<> <(:); i=0; while :; do i=$((i+1)); echo $i 1<> /dev/shm/counter; read -t 0.1 -u 9; done"
 COUNTED_PAST = "exec 9<> <(:); until [ $(< /dev/shm/counter) -gt {count} ]; do read -t 0.1 -u 9; done"
 BRANCHES = 3
+#: The index holds hundreds of files, whether it is a checkout or an installed package that the history was made of.
+FILES_MIN = 200
 #: How long the demo waits for things that take a second or two on a quiet host.
 PATIENCE_S = 300.0
 
@@ -125,7 +127,7 @@ async def _check_out(story: Story, source: History) -> str:
 async def _ask_from_outside(story: Story) -> None:
     with story.steps.step("Ask the server in it through the host") as step:
         story.about = (await ask(story.port, "GET", "/")).json()
-        expect(story.about["files"] > 20, f"The index holds only {story.about['files']} files.")
+        expect(story.about["files"] > FILES_MIN, f"The index holds only {story.about['files']} files.")
         expect(story.about["pid"] == story.programs["indexer"], "Another process than the indexer answered.")
         hits = (await ask(story.port, "GET", "/search", word="import")).json()["files"]
         step.detail = (

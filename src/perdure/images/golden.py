@@ -41,6 +41,9 @@ from perdure.machines.guestlink import GuestLink
 from perdure.snapshots.layers import create_layer
 from perdure.wire.node import MachineSize
 
+_STILL_TRIES = 5
+_STILL_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class GoldenSpec:
@@ -132,12 +135,25 @@ async def _boot_and_capture(spec: GoldenSpec, scratch: Path, output: Path) -> fl
             spec.progress(Progress(Step.GOLDEN_WARM_UP, f"Running {len(image.warm_up)} commands"))
             await link.settle(image.warm_up, deadline_s=spec.warm_up_deadline_s)
             spec.progress(Progress(Step.GOLDEN_CAPTURE, "Capturing memory, devices and disk"))
-            await link.quiesce()
+            await _stand_still(link, image.name)
             await machine.pause()
             await machine.save_devices(output / "devices.state")
     finally:
         await machine.kill()
     return boot_s
+
+
+async def _stand_still(link: GuestLink, name: str) -> None:
+    """Every workspace of the image begins where its golden ends. Raises MachineFailed when what the warm-up left goes on
+    working."""
+    for _ in range(_STILL_TRIES):
+        if await link.quiesce(_STILL_S):
+            return
+        await link.thaw()
+    raise MachineFailed(
+        f"What the warm-up of {name} left running does not stand still, so its memory cannot be captured.",
+        hint="Let each command of the recipe's warm_up end what it starts.",
+    )
 
 
 @asynccontextmanager

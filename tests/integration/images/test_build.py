@@ -104,7 +104,6 @@ async def test_a_recipe_builds_equal_again(store: ImageStore, tmp_path: Path) ->
     assert (await build_image(TINY, other)).digest == image.digest
 
 
-@pytest.mark.long
 async def test_a_failing_command_is_named_with_its_output_and_nothing_is_left(store: ImageStore) -> None:
     recipe = Recipe(name="broken", commands=("true", "echo some output; echo to stderr >&2; exit 3", "echo never"))
     with pytest.raises(BuildFailed) as caught:

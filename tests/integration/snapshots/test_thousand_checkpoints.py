@@ -1,6 +1,6 @@
 """Very many checkpoints in one wake of a real machine: nothing adds up, neither on disk nor in the clock nor in memory.
 
-The short form takes 150; PERDURE_TEST_LONG=1 takes the issue's thousand.
+The short form takes 40; PERDURE_TEST_LONG=1 takes the issue's thousand.
 """
 
 from __future__ import annotations

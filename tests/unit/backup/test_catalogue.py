@@ -160,3 +160,20 @@ def test_what_becomes_of_a_long_sleeper_comes_back_only_if_it_was_said() -> None
     for known, expected in cases:
         (row,) = made(Found(manifest(1), facts(**known))).workspaces
         assert (row["asleep_after_days"], row["asleep_action"]) == expected, known
+
+
+def test_a_clock_that_was_set_back_does_not_make_an_older_state_the_head() -> None:
+    back = WHEN - timedelta(days=1)
+    got = made(
+        Found(manifest(3), facts(at=3, name="then")),
+        Found(manifest(5, parent="snp_4", created_at=back), facts(at=-24, name="now", generation=6)),
+        Found(manifest(4, parent="snp_3", generation=5), {}),
+    )
+    (row,) = got.workspaces
+    assert (row["head_snapshot_id"], row["name"], row["generation"]) == ("snp_5", "now", 6)
+    assert [one["id"] for one in got.snapshots] == ["snp_3", "snp_4", "snp_5"]
+
+
+def test_parents_that_go_in_a_circle_are_put_in_some_order() -> None:
+    got = made(Found(manifest(1, parent="snp_2", generation=1), {}), Found(manifest(2, parent="snp_1", generation=1), {}))
+    assert {one["id"] for one in got.snapshots} == {"snp_1", "snp_2"}
