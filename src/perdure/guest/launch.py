@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PID = struct.Struct("<i")
+#: Python ignores the last two, and whoever started the agent may have ignored the others: a command would inherit that.
+_USUAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -111,7 +113,7 @@ def _enter(world: int, grouped: bool, *, on_terminal: bool) -> None:
     if on_terminal:
         linux.take_terminal(0)
     _ordinary_oom_score()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+    for number in _USUAL:
         signal.signal(number, signal.SIG_DFL)
     if grouped:
         linux.unshare(linux.CLONE_NEWCGROUP)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _IUTF8 = 0o40000  # a backspace deletes a character and not a byte
 _END_OF_INPUT = b"\x04"
 _LOOK_S = 1.0
-_HANG_UP_S = 0.5
 
 
 def _checked(rows: object, cols: object) -> tuple[int, int]:
@@ -130,14 +129,8 @@ class Terminal(Command):
 
     def kill(self, why: str) -> None:
         """As a closed line does it first: a shell that somebody types into ignores SIGTERM."""
-        self._hang_up()
+        self.group.signal(signal.SIGHUP)
         super().kill(why)
-
-    def _hang_up(self) -> None:
-        """Again until it has ended: a shell that is about to wait for a key puts the first off until somebody types."""
-        if self.exited is None:
-            self.group.signal(signal.SIGHUP)
-            self._loop.call_later(_HANG_UP_S, self._hang_up)
 
     # ----------------------------------------------------------------------------------------------------- state
 
