@@ -2,9 +2,8 @@
 too different from its base gets one of its own (``snapshots.rebase``); of one that is not, segments of which little is needed are
 rewritten (``snapshots.compact``).
 
-A wake that comes before takes the workspace off the list. One that comes while segments are being rewritten waits for that, which
-is short; the file it reads must not change under it. A merge or rebase may take many seconds: the wake tells it that it is enough
-and does not wait, since a start finds the one disk, or base, or the other.
+A wake that comes before takes the workspace off the list. One that comes in the middle tells it that it is enough and does not
+wait, since a start finds the one disk, base or index, or the other.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """On one snapshot. ``enough`` ends a merge or rebase, and that nothing more follows; a rewrite is waited for."""
+    """On one snapshot. ``enough`` ends it, and that nothing more follows."""
 
     task: asyncio.Task[int] | None = None
     enough: threading.Event = field(default_factory=threading.Event)
-    is_rewrite: bool = False
 
 
 class Compaction:
@@ -62,7 +60,7 @@ class Compaction:
         self._task = asyncio.create_task(self._work(), name="compaction")
 
     async def close(self) -> None:
-        """End after the rewrite that is under way: cut off, it would leave files for the next start to sweep. What waits is left
+        """End what is under way in its own order: cut off, it would leave files for the next start to sweep. What waits is left
         to that start, whoever goes through the list."""
         self._waiting.clear()
         if self._task is not None:
@@ -75,7 +73,7 @@ class Compaction:
         """A workspace fell asleep with this snapshot."""
         self._waiting[snapshot_id] = None
 
-    async def out_of_the_way(self, snapshot_id: SnapshotId) -> bool:
+    def out_of_the_way(self, snapshot_id: SnapshotId) -> bool:
         """Call before a snapshot is read for a start. Whether something was still to be done: if the workspace sleeps on after
         all, or it was a fork that started, say so with ``sleeps``."""
         listed = snapshot_id in self._waiting
@@ -84,8 +82,6 @@ class Compaction:
         if work is None:
             return listed
         work.enough.set()
-        if work.is_rewrite and work.task is not None:
-            await asyncio.wait([work.task])
         return True
 
     async def run_once(self) -> int:
@@ -121,9 +117,8 @@ class Compaction:
         base = await self._base_of(manifest)
         if base is None or work.enough.is_set():
             return 0
-        work.is_rewrite = not is_worthwhile(manifest.facts(), self._rebase_mib)
-        if work.is_rewrite:
-            return await asyncio.to_thread(compact, self._store, snapshot_id, base)
+        if not is_worthwhile(manifest.facts(), self._rebase_mib):
+            return await asyncio.to_thread(compact, self._store, snapshot_id, base, work.enough)
         if await asyncio.to_thread(rebase, self._store, snapshot_id, base, work.enough):
             log.info("a sleeping workspace was given a base of its own", snapshot=snapshot_id)
         return 0

@@ -215,7 +215,7 @@ class NodeSupervisor:
         self._starting[workspace_id] = None
         is_fork, undone = False, None  # a snapshot that was to be compacted and sleeps on
         try:
-            if isinstance(spec.source, FromSnapshot) and await self._compaction.out_of_the_way(spec.source.snapshot_id):
+            if isinstance(spec.source, FromSnapshot) and self._compaction.out_of_the_way(spec.source.snapshot_id):
                 undone = spec.source.snapshot_id
                 is_fork = self._store.manifest(undone).workspace_id != workspace_id
             origin = await self._origin(spec.image, spec.size)

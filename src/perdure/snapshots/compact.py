@@ -2,10 +2,13 @@
 
 Only segments that no other snapshot uses are looked at: rewriting shared ones would add bytes and free none. The new segment and
 index are durable before the manifest is replaced, and the old ones go after that; a crash at any point leaves one or the other.
+
+A start may come at any time: it reads manifest and index under the store's guard, and pins what they name.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
@@ -13,6 +16,7 @@ from perdure.core.files import create_file, remove, stored_bytes
 from perdure.core.ids import SegmentId, SnapshotId
 from perdure.snapshots import layers as disk_layers
 from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.bases import Abandoned
 from perdure.snapshots.capture import GARBAGE_BYTES_MIN, LIVE_SHARE, mint_segment
 from perdure.snapshots.manifest import MANIFEST, BaseRef, FileFact, Manifest
 from perdure.snapshots.pageindex import PageIndex
@@ -22,36 +26,42 @@ from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import SnapshotStore
 
 
-def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam) -> int:
-    """Rewrite a snapshot's own segments if under half of them is needed. Returns bytes freed, 0 when it is not worth it.
+def compact(store: SnapshotStore, snapshot_id: SnapshotId, base: BaseRam, enough: threading.Event | None = None) -> int:
+    """Rewrite a snapshot's own segments if under half of them is needed. Returns bytes freed, 0 when it is not worth it, was
+    ``enough`` before, or the snapshot changed meanwhile.
 
     For the newest snapshot of a workspace that sleeps. Raises NotFound, CorruptSnapshot naming the file, NoSpace; the snapshot is
     then as it was. Synchronous and heavy: call it in a thread.
     """
-    manifest = store.manifest(snapshot_id)
-    if manifest.memory is None:
-        return 0
-    index = store.index(manifest)
-    victims = _worth_rewriting(store, index)
-    if not victims:
-        return 0
-    writer = SegmentWriter(store.segments, mint_segment(), store.disk)
-    pins = Pins(index.segments() | {writer.segment_id}, frozenset())
+    enough = enough or threading.Event()
+    with store.guard:
+        manifest = store.manifest(snapshot_id)
+        if manifest.memory is None:
+            return 0
+        index = store.index(manifest)
+        victims = _worth_rewriting(store, index)
+        if not victims:
+            return 0
+        writer = SegmentWriter(store.segments, mint_segment(), store.disk)
+        pins = Pins(index.segments() | {writer.segment_id}, frozenset())
 
-    def pinned() -> Pins:
-        return pins
+        def pinned() -> Pins:
+            return pins
 
-    store.pin(pinned)
+        store.pin(pinned)
+    done = False
     try:
-        compacted = rewrite(store.segments, index, base, victims, writer)
+        compacted = rewrite(store.segments, index, base, victims, writer, enough)
         writer.sync()
         crashpoint(CrashPoint.COMPACT_WRITTEN)
-        put_index(store, manifest, compacted, writer.segment_id)
+        done = not enough.is_set() and put_index(store, manifest, compacted, writer.segment_id)
+    except Abandoned:
+        pass
     finally:
         writer.close()
         store.unpin(pinned)
         freed = store.sweep([segment_file(name) for name in pins.segments])
-    return max(0, freed - stored_bytes(writer.path))
+    return max(0, freed - stored_bytes(writer.path)) if done else 0
 
 
 def _worth_rewriting(store: SnapshotStore, index: PageIndex) -> frozenset[SegmentId]:

@@ -23,6 +23,7 @@ from perdure.core.ids import SegmentId
 from perdure.machines.driver import GuestMemory, PageNumbers, Pages
 from perdure.machines.pageroom import make_room
 from perdure.snapshots.baseram import BaseRam
+from perdure.snapshots.bases import Abandoned
 from perdure.snapshots.flushes import Flushes
 from perdure.snapshots.pageindex import PageIndex
 from perdure.snapshots.pagekinds import Classified, Mask, classify, same_rows, take
@@ -264,13 +265,25 @@ def rehearse(
     return Rehearsal(last, pages[:done], room[:done], same[:done])
 
 
-def rewrite(directory: Path, index: PageIndex, base: BaseRam, segments: frozenset[SegmentId], writer: SegmentWriter) -> PageIndex:
+def rewrite(
+    directory: Path,
+    index: PageIndex,
+    base: BaseRam,
+    segments: frozenset[SegmentId],
+    writer: SegmentWriter,
+    enough: threading.Event,
+) -> PageIndex:
     """Append the pages that ``index`` has in ``segments`` to another segment; the new index needs those no more.
 
-    Raises CorruptSnapshot when a page's checksum does not hold: damage is never copied as if it were good.
+    Raises CorruptSnapshot when a page's checksum does not hold: damage is never copied as if it were good. Abandoned as soon as
+    it is ``enough``; what is appended is then nobody's.
     """
     moving = _in_segments(index, segments)
-    loaded = list(load(directory, _only(index, np.flatnonzero(moving)), base))
+    loaded = []
+    for some in load(directory, _only(index, np.flatnonzero(moving)), base):
+        if enough.is_set():
+            raise Abandoned
+        loaded.append(some)
     pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
     content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
     kinds = classify(base, pages, content, np.argsort(pages))

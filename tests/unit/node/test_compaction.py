@@ -43,13 +43,15 @@ class Rewriter:
 
     def __init__(self) -> None:
         self.seen: list[SnapshotId] = []
+        self.enough: dict[SnapshotId, threading.Event] = {}
         self.begun = asyncio.Event()
         self.go = threading.Event()
         self.error: Exception | None = None
         self._loop = asyncio.get_running_loop()
 
-    def __call__(self, _store: object, snapshot_id: SnapshotId, _base: object) -> int:
+    def __call__(self, _store: object, snapshot_id: SnapshotId, _base: object, enough: threading.Event) -> int:
         self.seen.append(snapshot_id)
+        self.enough[snapshot_id] = enough
         self._loop.call_soon_threadsafe(self.begun.set)
         assert self.go.wait(30)
         if self.error:
@@ -87,22 +89,21 @@ async def test_what_woke_before_is_left_alone(rewriter: Rewriter) -> None:
     work = make()
     work.sleeps(ONE)
     work.sleeps(TWO)
-    await work.out_of_the_way(ONE)
+    work.out_of_the_way(ONE)
     await work.run_once()
     assert rewriter.seen == [TWO]
 
 
-async def test_a_wake_waits_for_the_rewrite_of_its_own_snapshot_only(rewriter: Rewriter) -> None:
+async def test_a_wake_ends_the_rewrite_of_its_own_snapshot_and_does_not_wait_for_it(rewriter: Rewriter) -> None:
     work = make()
     work.sleeps(ONE)
     running = asyncio.create_task(work.run_once())
     await rewriter.begun.wait()
-    await work.out_of_the_way(TWO)  # returns at once
-    waking = asyncio.create_task(work.out_of_the_way(ONE))
-    done, _ = await asyncio.wait([waking], timeout=0.05)
-    assert not done
+    assert not work.out_of_the_way(TWO), "nothing was to be done for that one"
+    assert not rewriter.enough[ONE].is_set()
+    assert work.out_of_the_way(ONE)
+    assert rewriter.enough[ONE].is_set() and not running.done()
     rewriter.go.set()
-    await waking
     assert await running == 100
 
 
@@ -170,7 +171,7 @@ async def test_what_is_too_different_from_its_base_is_rebased_and_nothing_else(r
     running = asyncio.create_task(large.run_once())
     await rebaser.begun.wait()
     rebaser.go.set()
-    await large.out_of_the_way(TWO)
+    large.out_of_the_way(TWO)
     await running
     assert (rebaser.seen, rewriter.seen) == ([TWO], [ONE])
 
@@ -180,10 +181,9 @@ async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Writer) ->
     work.sleeps(ONE)
     running = asyncio.create_task(work.run_once())
     await rebaser.begun.wait()
-    assert not await work.out_of_the_way(TWO), "nothing was to be done for that one"
+    assert not work.out_of_the_way(TWO), "nothing was to be done for that one"
     assert not rebaser.told.is_set()
-    async with asyncio.timeout(5):
-        assert await work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
+    assert work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
     assert await asyncio.to_thread(rebaser.told.wait, 30)
     assert not running.done()
     rebaser.go.set()
@@ -193,8 +193,8 @@ async def test_a_wake_ends_a_rebase_and_does_not_wait_for_it(rebaser: Writer) ->
 async def test_what_waits_is_known_to_be_undone(rebaser: Writer) -> None:
     work = make(LARGE)
     work.sleeps(ONE)
-    assert await work.out_of_the_way(ONE)
-    assert not await work.out_of_the_way(ONE)
+    assert work.out_of_the_way(ONE)
+    assert not work.out_of_the_way(ONE)
     assert await work.run_once() == 0
     assert rebaser.seen == []
 
@@ -246,8 +246,7 @@ async def test_a_wake_ends_a_merge_does_not_wait_for_it_and_nothing_follows(merg
         work.sleeps(ONE)
         running = asyncio.create_task(work.run_once())
         await merger.begun.wait()
-        async with asyncio.timeout(5):
-            assert await work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
+        assert work.out_of_the_way(ONE), "it is still at it, and the wake goes on"
         assert not running.done()
         merger.go.set()
         assert await running == 0

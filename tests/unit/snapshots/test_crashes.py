@@ -6,14 +6,17 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from perdure.core.crashpoints import CrashPoint
 from perdure.core.errors import CorruptSnapshot, NotFound
 from perdure.core.ids import SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots import compact as compact_module
 from perdure.snapshots.alive import is_alive, process_started
 from perdure.snapshots.compact import compact
 from perdure.snapshots.manifest import LiveRecord, Manifest, explain_mismatch
@@ -92,6 +95,44 @@ async def test_a_machine_woken_before_a_compaction_goes_on(node: Node) -> None:
     assert {path.stem for path in node.store.segments.iterdir()} == set(
         node.store.manifest(facts.snapshot_id).memory.segments  # type: ignore[union-attr]
     )
+
+
+@pytest.mark.parametrize("when", ["at once", "when it is written"])
+async def test_a_compaction_that_is_enough_leaves_everything_as_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    facts, machine = await grown(node)
+    before, enough = files_of(node), threading.Event()
+    if when == "at once":
+        enough.set()
+    else:
+        monkeypatch.setattr(compact_module, "crashpoint", lambda _point: enough.set())
+    assert compact(node.store, facts.snapshot_id, node.base.ram, enough) == 0
+    assert files_of(node) == before
+    run, woken = await node.wake(2, facts.snapshot_id)
+    assert np.array_equal(woken.memory.ram, machine.memory.ram)
+    run.end()
+    enough.clear()
+    monkeypatch.undo()
+    assert compact(node.store, facts.snapshot_id, node.base.ram, enough) > 0
+
+
+async def test_one_that_changes_meanwhile_is_left_to_whoever_changed_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, _ = await grown(node)
+    theirs: list[Manifest] = []
+
+    def changed(point: CrashPoint) -> None:
+        if point is CrashPoint.COMPACT_WRITTEN:
+            monkeypatch.undo()
+            compact(node.store, facts.snapshot_id, node.base.ram)
+            theirs.append(node.store.manifest(facts.snapshot_id))
+
+    before = node.store.manifest(facts.snapshot_id)
+    monkeypatch.setattr(compact_module, "crashpoint", changed)
+    assert compact(node.store, facts.snapshot_id, node.base.ram) == 0
+    assert [node.store.manifest(facts.snapshot_id)] == theirs != [before]
+    assert node.store.open().debris == ()
+    node.store.verify(facts.snapshot_id, node.base.ram)
 
 
 async def test_compaction_never_copies_damage(node: Node) -> None:
