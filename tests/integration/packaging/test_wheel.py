@@ -12,7 +12,7 @@ import pytest
 
 from tests.style.source import ROOT, files
 
-SHIPPED = {".py", ".sql", ".toml", ".typed", ".mako", ".sh", ".json", ".html", ".css", ".js", ""}
+SHIPPED = {".py", ".sql", ".toml", ".typed", ".mako", ".sh", ".json", ".html", ".css", ".js", ".mjs", ""}
 
 
 @pytest.fixture(scope="module")
