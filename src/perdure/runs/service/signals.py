@@ -18,10 +18,6 @@ class Signals:
             if not future.done():
                 future.set_result(None)
 
-    def tell_all(self) -> None:
-        for key in list(self._waiting):
-            self.tell(key)
-
     def listen(self, keys: Iterable[Hashable]) -> Listening:
         """From now on nothing is missed, so look once more before waiting."""
         return Listening(self._waiting, tuple(keys))
