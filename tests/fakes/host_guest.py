@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -117,5 +118,6 @@ class HostGuest:
     async def close(self) -> None:
         for command in self.commands.values():
             if command.exited is None:
-                command.process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and its task has not seen that yet
+                    command.process.kill()
             await command.task

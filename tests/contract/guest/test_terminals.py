@@ -155,6 +155,7 @@ async def test_ctrl_c_ends_what_runs_and_not_the_shell(place: Place) -> None:
     await screen.type("\x03")
     await screen.until(rb"(?s)\^C.*[#$] ")
     await say(screen, "still here")
+    await screen.until(rb"[#$] ")  # before its prompt the line discipline takes the key, and the shell reads a NUL
     await screen.type("\x04")
     assert (await screen.end()).end is ExecEnd.EXITED
 
