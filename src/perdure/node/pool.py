@@ -36,6 +36,7 @@ class WarmPool(Generic[Key]):
         self._size = size
         self._waiting: OrderedDict[Key, list[Machine]] = OrderedDict()
         self._fills: dict[Key, asyncio.Task[None]] = {}
+        self._dropped: list[Machine] = []  # nobody's any more, and not ended yet
         self._closed = False
         self._starting = 0  # claimed, and their guests have not replied yet
 
@@ -85,18 +86,26 @@ class WarmPool(Generic[Key]):
         return sum(len(pool) for pool in pools)
 
     def pids(self) -> list[int]:
-        return [machine.pid for pool in self._waiting.values() for machine in pool]
+        return [machine.pid for pool in (*self._waiting.values(), self._dropped) for machine in pool]
 
     async def drop(self, key: Key) -> None:
-        """Kill what waits for ``key``: its image, VMM or agent disk has changed."""
+        """Kill what waits for ``key``: its image, VMM or agent disk has changed. Nobody gets it from here on; where this is
+        broken off, the next drop or the close ends what it has left."""
         await self._cancel(self._fills.pop(key, None))
-        for machine in self._waiting.pop(key, []):
-            await machine.kill()
+        self._dropped += self._waiting.pop(key, [])
+        await self._end_dropped()
 
     async def close(self) -> None:
         self._closed = True
         for key in list(self._waiting):
             await self.drop(key)
+        await self._end_dropped()
+
+    async def _end_dropped(self) -> None:
+        for machine in list(self._dropped):
+            await machine.kill()
+            if machine in self._dropped:  # else a second drop was at it, too
+                self._dropped.remove(machine)
 
     def _use(self, key: Key) -> None:
         self._waiting.setdefault(key, [])

@@ -19,7 +19,7 @@ import structlog
 from perdure.core import logs, tracing
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
-from perdure.core.errors import Conflict, NotFound, PerdureError, StaleGeneration
+from perdure.core.errors import Busy, Conflict, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
 from perdure.gateway.ingress import GuestPorts
@@ -255,7 +255,16 @@ class NodeSupervisor:
         await self._forget(resident, keep_layers=True)
 
     async def _prepare(self, key: PoolKey) -> Machine:
-        return await self._parts.driver.prepare(self._goldens.launch(self._goldens.by_key(key), "warm"))
+        """Of the VMM that the key's golden is for: under its key nobody would look at which one it is."""
+        origin = self._goldens.by_key(key)
+        machine = await self._parts.driver.prepare(self._goldens.launch(origin, "warm"))
+        try:
+            if await self._parts.driver.identity(self._parts.accelerator) != origin.vmm:
+                raise Busy("The virtual machine monitor was replaced while a machine was being started.")
+        except BaseException:
+            await machine.kill()
+            raise
+        return machine
 
     def _register(self, identity: Identity, rules: EgressRules, machine: Machine) -> None:
         self._starting[identity.workspace_id] = machine

@@ -15,8 +15,12 @@ from perdure.node.pool import KEYS_MAX, WarmPool
 class Stub:
     def __init__(self, pid: int) -> None:
         self.pid, self.state = pid, MachineState.PREPARED
+        self.asked, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
 
     async def kill(self) -> None:
+        self.asked.set()
+        await self.may_end.wait()
         self.state = MachineState.DEAD
 
 
@@ -97,6 +101,31 @@ async def test_close_and_drop_leave_no_machine() -> None:
     pool.refill("last")  # a fill that is still under way when the pool closes
     await pool.close()
     assert factory.alive() == 0
+
+
+@pytest.mark.parametrize("end", ["drop", "close"])
+async def test_a_drop_that_is_broken_off_hands_nothing_out_and_is_finished_by_the_next(end: str) -> None:
+    factory = Factory()
+    pool: WarmPool[str] = WarmPool(factory, size=2)
+    pool.refill("old")
+    await pool.filled("old")
+    slow, other = factory.made
+    slow.may_end.clear()
+    dropping = asyncio.create_task(pool.drop("old"))
+    async with asyncio.timeout(10):
+        await slow.asked.wait()
+    dropping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dropping
+    assert (slow.state, other.state) == (MachineState.PREPARED,) * 2
+    assert pool.count() == 0 and set(pool.pids()) == {slow.pid, other.pid}, "they belong to nobody, and are not forgotten"
+    machine, pooled = await pool.claim("old")
+    assert not pooled and machine not in (slow, other)
+    slow.may_end.set()
+    await (pool.drop("another") if end == "drop" else pool.close())
+    assert (slow.state, other.state) == (MachineState.DEAD,) * 2
+    assert pool.pids() == []
+    await pool.close()
 
 
 async def test_a_refill_waits_until_the_wake_has_had_its_first_replies(monkeypatch: pytest.MonkeyPatch) -> None:
