@@ -18,6 +18,7 @@ from perdure.images import agentdisk
 from perdure.images.agentdisk import AgentRelease
 from perdure.images.bootstrap import choose_mode, remove_all
 from perdure.images.model import Image
+from perdure.images.modern import chosen
 from perdure.images.progress import Progress, ProgressSink, Step, silent
 from perdure.images.recipe import Recipe
 from perdure.images.registry import ImageStore, image_to_json
@@ -83,8 +84,10 @@ def is_current_agent(image: Image, store: ImageStore) -> bool:
 
 
 def _drop_old_releases(store: ImageStore) -> None:
-    """Agent releases that neither an image nor the next build uses. Their files live on in images, by hard links."""
-    used = {image.agent_release for image in store.all()}
+    """Agent releases that neither an image nor the next build uses. Their files live on in the images that were built with them,
+    by hard links; an image that only boots with one has nothing but the release itself."""
+    images = store.all()
+    used = {image.agent_release for image in images} | {chosen(image) for image in images}
     wanted = agentdisk.sources_digest()
     for release in agentdisk.releases(store.root):
         if release.digest not in used and release.sources_digest != wanted:

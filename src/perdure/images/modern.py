@@ -28,8 +28,7 @@ def bootable(store: ImageStore, image: Image) -> Image:
     """
     if image.agent_protocol == PROTOCOL:
         return image
-    note = image.directory / _CHOSEN
-    before = note.read_text().strip() if note.is_file() else ""
+    before = chosen(image)
     release = choose(releases(store.root), before)
     if release is None:
         raise HostUnfit(
@@ -38,7 +37,7 @@ def bootable(store: ImageStore, image: Image) -> Image:
             hint="Run 'perdure image build --if-missing', which builds it; then wake the workspace again.",
         )
     if release.digest != before:
-        files.write_file(note, f"{release.digest}\n".encode())
+        files.write_file(image.directory / _CHOSEN, f"{release.digest}\n".encode())
     return replace(
         image,
         boot_directory=release.directory,
@@ -47,6 +46,12 @@ def bootable(store: ImageStore, image: Image) -> Image:
         agent_protocol=release.agent_protocol,
         agent_release=release.digest,
     )
+
+
+def chosen(image: Image) -> str:
+    """The digest of the release that the image was last booted with in the place of its own; "" if it never was."""
+    note = image.directory / _CHOSEN
+    return note.read_text().strip() if note.is_file() else ""
 
 
 def choose(found: Iterable[AgentRelease], before: str) -> AgentRelease | None:

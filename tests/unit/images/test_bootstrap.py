@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.images.bootstrap import Ext4, Mode, has_subordinate_ids, make_ext4
+from perdure.core.errors import HostUnfit
+from perdure.images import bootstrap
+from perdure.images.bootstrap import Ext4, Mode, choose_mode, has_subordinate_ids, make_ext4
+from perdure.images.command import CommandFailed
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,44 @@ def test_no_file_means_no_ids(tmp_path: Path) -> None:
 def test_root_needs_no_namespace_to_own_files() -> None:
     assert Mode.ROOT.as_root == []
     assert Mode.UNSHARE.as_root[0] == "unshare"
+
+
+@pytest.fixture
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As a user who has everything that an ordinary one needs."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(bootstrap, "require", lambda tool, _package: tool)
+    monkeypatch.setattr(bootstrap, "has_subordinate_ids", lambda _path, _names: True)
+    monkeypatch.setattr(bootstrap, "run", _nothing)
+    return monkeypatch
+
+
+async def _nothing(*_: object, **__: object) -> str:
+    return ""
+
+
+async def test_an_ordinary_user_builds_in_a_namespace(ordinary: pytest.MonkeyPatch) -> None:
+    assert await choose_mode() is Mode.UNSHARE
+
+
+async def test_a_user_without_subordinate_ids_is_told_the_command(ordinary: pytest.MonkeyPatch) -> None:
+    ordinary.setattr(bootstrap, "has_subordinate_ids", lambda _path, _names: False)
+    with pytest.raises(HostUnfit) as caught:
+        await choose_mode()
+    assert caught.value.message == "Building an image as an ordinary user needs subordinate user ids, and 12345 has none."
+    assert "usermod --add-subuids" in caught.value.hint
+
+
+async def test_a_host_that_forbids_namespaces_is_told_what_to_allow(ordinary: pytest.MonkeyPatch) -> None:
+    async def forbidden(*_: object, **__: object) -> str:
+        raise CommandFailed("A user namespace", 1, ["unshare: unshare failed: Operation not permitted"])
+
+    ordinary.setattr(bootstrap, "run", forbidden)
+    with pytest.raises(HostUnfit) as caught:
+        await choose_mode()
+    sentence = "This host does not let an ordinary user make a user namespace, so no image can be built without root."
+    assert caught.value.message == sentence
+    assert "unprivileged_userns_clone" in caught.value.hint and "Operation not permitted" in caught.value.internal
 
 
 def described(disk: Path) -> dict[str, str]:

@@ -11,6 +11,8 @@ import pytest
 
 from perdure.core.errors import HostUnfit
 from perdure.images import modern
+from perdure.images.agentdisk import sources_digest
+from perdure.images.build import _drop_old_releases
 from perdure.images.golden import GoldenSpec, golden_parts
 from perdure.images.model import Image
 from perdure.images.modern import bootable
@@ -76,6 +78,17 @@ def test_what_was_chosen_once_is_kept_while_it_can_be_spoken_to(store: ImageStor
     described = json.loads((first / "release.json").read_text())
     (first / "release.json").write_text(json.dumps(described | {"agent_protocol": PROTOCOL - 1}))
     assert bootable(store, old).boot_directory == newer
+
+
+def test_a_build_keeps_what_an_old_image_boots_with(store: ImageStore, old: Image) -> None:
+    """Else its workspaces would come to another machine, and lose their memory."""
+    first = put_release(store, "first", made=1)
+    assert bootable(store, old).boot_directory == first
+    unused = put_release(store, "unused", made=2)
+    mine = put_release(store, "mine", sources=sources_digest(), made=3)
+    _drop_old_releases(store)
+    assert (first.exists(), unused.exists(), mine.exists()) == (True, False, True)
+    assert bootable(store, old).boot_directory == first
 
 
 def test_without_one_it_says_what_to_do(store: ImageStore, old: Image) -> None:
