@@ -38,7 +38,7 @@ from perdure.backup.service import BackupService
 from perdure.core import crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
-from perdure.core.errors import Conflict, InvalidRequest, PerdureError, Unavailable
+from perdure.core.errors import Conflict, HostUnfit, InvalidRequest, PerdureError, Unavailable
 from perdure.core.ids import NodeId
 from perdure.db.database import Database, connect_migrated
 from perdure.db.embedded import EmbeddedPostgres
@@ -57,6 +57,7 @@ from perdure.images.model import Image
 from perdure.images.progress import ProgressSink, silent
 from perdure.images.registry import ImageStore
 from perdure.images.service import ImageService, as_event
+from perdure.machines.driver import Accelerator
 from perdure.machines.qemu import QemuDriver
 from perdure.metering.usage import Metering
 from perdure.node import accelerator
@@ -69,7 +70,7 @@ from perdure.runs.service.service import ExecutionService
 from perdure.snapshots.objects import opening
 from perdure.snapshots.objects.keys import Keyring, PlainKeyring, TenantKeyring
 from perdure.wire import public
-from perdure.wire.node import SecondHome
+from perdure.wire.node import Confinement, SecondHome
 from perdure.wire.objects import IMAGES
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
 from perdure.workspaces.model import Context
@@ -187,6 +188,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             feed=feed,
             webhooks=webhooks,
             executions=await _executions(stack, settings, database, clock),
+            confinement=control.confinement,
         )
         server = ApiServer(services)
         await server.start()
@@ -237,6 +239,7 @@ class _ControlPlane:
     node: NodeSupervisor
     dialer: Dialer
     ports: GuestPorts
+    confinement: Confinement | None
 
 
 @asynccontextmanager
@@ -247,13 +250,14 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     guest_app = _LateApp()
     dialer = Dialer(EgressRules.parse(settings.egress_private_allow))
     ports = GuestPorts()
+    chosen = (await accelerator.choose(settings, driver, image_store)).accelerator
     node = NodeSupervisor(
         NodeParts(
             node_id=_node_id(settings, clock),
             settings=settings,
             clock=clock,
             driver=driver,
-            accelerator=(await accelerator.choose(settings, driver, image_store)).accelerator,
+            accelerator=chosen,
             images=image_store,
             objects=await _objects(settings, clock, database),
             egress=EgressGateway(dialer, audit=telling.audit),
@@ -265,6 +269,8 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
     images = ImageService(image_store, _golden_maker(settings, image_store, driver), store.names_using_image)
     tools = Tools(store, LocalPlacement(node), _Catalog(images), settings, clock, EgressRules.parse)
     async with AsyncExitStack() as stack:
+        foreseeing = asyncio.create_task(_foreseen(driver, chosen), name="foresee-confinement")
+        stack.callback(foreseeing.cancel)
         registry = NodeRegistry(database, lease_s=settings.lease_s)
         await registry.register(node.node_id)
         stack.push_async_callback(registry.release, node.node_id)  # nobody has to wait until the lease of a stopped node is over
@@ -287,7 +293,16 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         await workspaces.start()
         stack.push_async_callback(workspaces.shutdown, ending.order)
         await _warm(node, image_store)
-        yield _ControlPlane(workspaces, images, backups, driver, node, dialer, ports)
+        yield _ControlPlane(workspaces, images, backups, driver, node, dialer, ports, await foreseeing)
+
+
+async def _foreseen(driver: QemuDriver, chosen: Accelerator) -> Confinement | None:
+    """What holds for workspaces here, as each answer says; None where QEMU or a jail that is required is missing."""
+    try:
+        return await driver.foresee(chosen)
+    except HostUnfit as error:
+        log.warning("no workspace can run here", error=error.message, hint=error.hint)
+        return None
 
 
 async def _warm(node: NodeSupervisor, images: ImageStore) -> None:

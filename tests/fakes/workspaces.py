@@ -350,7 +350,8 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     clock = SystemClock()
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
     records = (FakeQuotas(lambda: workspaces.rows), FakeAudit(), FakeFeed(), FakeWebhooks(), MemoryExecutions())
-    return Services(workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee, *rest, *records), workspaces
+    parts = (workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee)
+    return Services(*parts, *rest, *records, CONFINEMENT), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

@@ -10,8 +10,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from perdure.api.confined import NO_WORKSPACE, PROTECTIONS
 from perdure.core.errors import error_classes
 from perdure.wire import public
+from perdure.wire.node import Isolation
 
 #: A key may be sent by anybody; the Unix socket needs none.
 KEY = "key"
@@ -19,6 +21,7 @@ _ERROR = "Error"
 #: Of every route: whatever it asks of the rest may end in any error of the tree.
 ANSWERS: dict[int | str, dict[str, Any]] = {"default": {"model": public.ErrorAnswer}}
 _WITHOUT_ZERO = "^[^\\u0000]*$"
+_CONFINEMENT, _CONFINEMENT_NAME = "Confinement", public.CONFINEMENT_HEADER.title()
 _JSON, _LINES, _EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 
 
@@ -32,12 +35,14 @@ def describe(app: FastAPI) -> None:
             return document
         shared, scheme = document["components"], {"type": "http", "scheme": "bearer"}
         shared["securitySchemes"] = {KEY: {**scheme, "description": "An API key, pdk_…; over the Unix socket none is needed."}}
+        shared["headers"] = {_CONFINEMENT: _confinement()}
         document["security"] = [{KEY: []}]
         for operation in (one for item in document["paths"].values() for one in item.values()):
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "query":
                     _describe_text(parameter["schema"])
             for answer in operation["responses"].values():
+                answer.setdefault("headers", {})[_CONFINEMENT_NAME] = {"$ref": f"#/components/headers/{_CONFINEMENT}"}
                 _describe_stream(answer.get("content", {}))
             if (answer := operation["responses"].get("default")) is not None:
                 shared["responses"] = {_ERROR: {**answer, "description": _statuses()}}
@@ -45,6 +50,17 @@ def describe(app: FastAPI) -> None:
         return document
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def _confinement() -> dict[str, Any]:
+    grades = ", ".join(f"`{grade.value}`" for grade in Isolation)
+    description = (
+        f"How workspaces are kept apart from this host: their isolation grade ({grades}; `{NO_WORKSPACE}` where none can run), "
+        "with a boolean parameter for each protection around their machines (RFC 8941). What a workspace itself has is in its "
+        "own answer; what is missing and why, the doctor tells."
+    )
+    example = f"{Isolation.VM_EMULATED.value};{';'.join(f'{name}=?1' for name in PROTECTIONS)}"
+    return {"description": description, "schema": {"type": "string"}, "example": example}
 
 
 def _describe_text(schema: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from perdure.api.app import create_app
+from perdure.api.confined import Confined
 from perdure.api.guard import MetricsGuard, SocketGuard, TcpGuard
 from perdure.api.ingress.front import HostForm, PathForm
 from perdure.api.ingress.names import Domain
@@ -55,11 +56,12 @@ class ApiServer:
             raise
         self.port = int(tcp[0].getsockname()[1])
         self._app.state.port = self.port
-        inside = PathForm(self._app, self._services, self._app.state.closing)
+        api = Confined(self._app, self._services.confinement)
+        inside = PathForm(api, self._services, self._app.state.closing)
         await self._listen(SocketGuard(inside, self._services), unix)
         await self._listen(self._outside(inside), tcp[0])
         if settings.metrics_port:
-            await self._listen(MetricsGuard(self._app), tcp[1])
+            await self._listen(MetricsGuard(api), tcp[1])
 
     def _outside(self, inside: ASGIApp) -> ASGIApp:
         """What TCP meets first."""

@@ -20,7 +20,7 @@ from perdure.metering.usage import Usage
 from perdure.runs.service.model import Executions
 from perdure.webhooks.model import Webhooks
 from perdure.wire import public
-from perdure.wire.node import Ports
+from perdure.wire.node import Confinement, Ports
 from perdure.workspaces.exec_keys import KeyedExecs
 from perdure.workspaces.model import Context, Workspaces
 
@@ -122,7 +122,7 @@ class AuditLog(Protocol):
 @dataclass(frozen=True, slots=True)
 class Services:
     """``foresee_egress`` says which entries of an allow list lead nowhere as things are, and why. ``ports`` speaks HTTP to what
-    listens in a workspace."""
+    listens in a workspace. ``confinement`` holds for workspaces on this host; None: none can run here."""
 
     workspaces: Workspaces
     keyed_execs: KeyedExecs
@@ -142,3 +142,4 @@ class Services:
     feed: Events
     webhooks: Webhooks
     executions: Executions
+    confinement: Confinement | None

@@ -71,6 +71,13 @@ def remove_directory(directory: Path) -> bool:
     return True
 
 
+def limits_missing(name: str) -> Mapping[str, str]:
+    """Which limits (memory, cpu, pids) cannot be set here, and why: found out with a group of that name, which is removed."""
+    group = create(discover(), name, Limits(memory_bytes=1 << 30, cpus=1.0, pids=64))
+    group.remove()
+    return group.missing
+
+
 def discover(proc: Path = Path("/proc/self")) -> Hierarchies:
     """Read which hierarchies are mounted and where this process is in them (cgroups(7))."""
     mounts = _mounts(proc / "mountinfo")

@@ -7,6 +7,7 @@ inside its jail until it is in its cgroup), the QMP session, the view of guest m
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 
 from perdure.core.errors import InvalidRequest, MachineDied
@@ -14,9 +15,20 @@ from perdure.machines import cgroups, jail, process, qemu_leftovers
 from perdure.machines.driver import Accelerator, DiskChain, LaunchSpec, MachineState, VmmIdentity
 from perdure.machines.jail import Jail
 from perdure.machines.qemu_args import Descriptors, Invocation, Start, arguments, readonly_base
-from perdure.machines.qemu_host import Binary, QemuConfig, check_spec, choose_jail, confinement, cpu_model, examine, tsc_khz
+from perdure.machines.qemu_host import (
+    Binary,
+    QemuConfig,
+    check_spec,
+    choose_jail,
+    confinement,
+    cpu_model,
+    examine,
+    foresee,
+    tsc_khz,
+)
 from perdure.machines.qemu_machine import Parts, QemuMachine
 from perdure.machines.qemu_start import Starting, open_handles
+from perdure.wire.node import Confinement
 
 __all__ = ["QemuConfig", "QemuDriver", "QemuMachine"]
 
@@ -49,6 +61,12 @@ class QemuDriver:
             if self._verdict is None:
                 self._verdict = await jail.judge(self._config.jail, binary.path, binary.system)
             return self._verdict
+
+    async def foresee(self, accelerator: Accelerator) -> Confinement:
+        """Which protections will hold for the machines of workspaces, found out by trying. Raises HostUnfit."""
+        binary, verdict = await self._examine(), await self.jail_verdict()
+        missing = await asyncio.to_thread(cgroups.limits_missing, f"foresee-{os.getpid()}")
+        return foresee(accelerator, verdict, missing, binary.version)
 
     async def boot(self, spec: LaunchSpec, disk: DiskChain) -> QemuMachine:
         machine = await self._launch(spec, Start.BOOT)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ QUERY_DEADLINE_S = 60.0
 TSC_GRAIN_KHZ = 10_000
 #: Why an older QEMU's machines, for all that the jail can do, run as the server's user.
 WRITABLE_BASE = "QEMU before 8.2 opens the base memory for writing, which another user may not"
+#: There when the kernel can filter system calls (seccomp(2)).
+SYSTEM_CALL_FILTERS = Path("/proc/sys/kernel/seccomp/actions_avail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +98,19 @@ class JailChoice:
 
 def choose_jail(spec: LaunchSpec, version: tuple[int, int, int], verdict: jail.Verdict) -> JailChoice:
     """The best jail that this start can use."""
+    return _best(verdict, _against_own_user(spec, version) if JailKind.OWN_USER in verdict.kinds else "")
+
+
+def _best(verdict: jail.Verdict, against_own_user: str) -> JailChoice:
     if JailKind.OWN_USER not in verdict.kinds:
         return JailChoice(verdict.kinds[0], verdict.jail_missing, verdict.own_user_missing)
-    reason = _against_own_user(spec, version)
-    if not reason:
+    if not against_own_user:
         return JailChoice(JailKind.OWN_USER)
     others = [kind for kind in verdict.kinds if kind is not JailKind.OWN_USER]
     if others:
-        return JailChoice(others[0], own_user_missing=reason)
-    return JailChoice(JailKind.NONE, "only the jail with its own user works here, and this machine cannot use it", reason)
+        return JailChoice(others[0], own_user_missing=against_own_user)
+    missing = "only the jail with its own user works here, and this machine cannot use it"
+    return JailChoice(JailKind.NONE, missing, against_own_user)
 
 
 def _against_own_user(spec: LaunchSpec, version: tuple[int, int, int]) -> str:
@@ -114,7 +121,14 @@ def _against_own_user(spec: LaunchSpec, version: tuple[int, int, int]) -> str:
     for path in (spec.ram.path, spec.shape.kernel, spec.shape.initrd):
         if not path.stat().st_mode & 0o004:
             return f"{path.name} is not readable by other users"
-    if spec.accelerator is Accelerator.KVM and not jail.kvm_for_everybody_or_a_group():
+    return _host_against_own_user(spec.accelerator, version)
+
+
+def _host_against_own_user(accelerator: Accelerator, version: tuple[int, int, int]) -> str:
+    """What speaks against it for any machine of workspaces."""
+    if not readonly_base(version):
+        return WRITABLE_BASE
+    if accelerator is Accelerator.KVM and not jail.kvm_for_everybody_or_a_group():
         return "only root may open /dev/kvm on this host"
     return ""
 
@@ -123,28 +137,45 @@ def confinement(
     spec: LaunchSpec, choice: JailChoice, group: cgroups.Group, version: tuple[int, int, int], pid: int
 ) -> Confinement:
     """What holds for a VMM that runs; the system call filter is looked up in the kernel, not assumed."""
-    missing = {f"{controller}_limit": reason for controller, reason in group.missing.items()}
+    seccomp = re.search(r"^Seccomp:\s*2$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
+    base = "the memory of a golden snapshot in the making is written" if spec.ram.shared else _against_readonly_base(version)
+    return _stated(spec.accelerator, choice, group.missing, seccomp=seccomp, readonly_base_missing=base)
+
+
+def foresee(
+    accelerator: Accelerator, verdict: jail.Verdict, missing: Mapping[str, str], version: tuple[int, int, int]
+) -> Confinement:
+    """What will hold for the VMM of any workspace here. ``missing``: limits that cannot be set, and why."""
+    choice = _best(verdict, _host_against_own_user(accelerator, version))
+    base = _against_readonly_base(version)
+    return _stated(accelerator, choice, missing, seccomp=SYSTEM_CALL_FILTERS.exists(), readonly_base_missing=base)
+
+
+def _against_readonly_base(version: tuple[int, int, int]) -> str:
+    return "" if readonly_base(version) else "needs QEMU 8.2 or later"
+
+
+def _stated(
+    accelerator: Accelerator, choice: JailChoice, limits: Mapping[str, str], *, seccomp: bool, readonly_base_missing: str
+) -> Confinement:
+    missing = {f"{controller}_limit": reason for controller, reason in limits.items()}
     if choice.jail_missing:
         missing["jail"] = choice.jail_missing
     if choice.own_user_missing:
         missing["own_user"] = choice.own_user_missing
-    seccomp = re.search(r"^Seccomp:\s*2$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is not None
     if not seccomp:
         missing["seccomp"] = "this QEMU runs without a system call filter"
-    readonly = not spec.ram.shared and readonly_base(version)
-    if not readonly:
-        missing["readonly_base"] = (
-            "the memory of a golden snapshot in the making is written" if spec.ram.shared else "needs QEMU 8.2 or later"
-        )
+    if readonly_base_missing:
+        missing["readonly_base"] = readonly_base_missing
     return Confinement(
-        isolation=spec.accelerator.isolation,
+        isolation=accelerator.isolation,
         jail=choice.kind is not JailKind.NONE,
         seccomp=seccomp,
         own_user=choice.kind is JailKind.OWN_USER,
-        memory_limit="memory" not in group.missing,
-        cpu_limit="cpu" not in group.missing,
-        pids_limit="pids" not in group.missing,
-        readonly_base=readonly,
+        memory_limit="memory" not in limits,
+        cpu_limit="cpu" not in limits,
+        pids_limit="pids" not in limits,
+        readonly_base=not readonly_base_missing,
         missing=missing,
     )
 

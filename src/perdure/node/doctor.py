@@ -6,26 +6,24 @@ import os
 import platform
 import shutil
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from perdure.core import files
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
 from perdure.images.registry import ImageStore
 from perdure.machines import cgroups, softdirty
-from perdure.machines.driver import Accelerator, Limits
+from perdure.machines.driver import Accelerator
 from perdure.machines.jail import JailKind
 from perdure.machines.qemu import QemuDriver
 from perdure.machines.qemu_args import readonly_base
-from perdure.machines.qemu_host import WRITABLE_BASE
+from perdure.machines.qemu_host import SYSTEM_CALL_FILTERS, WRITABLE_BASE
 from perdure.node import accelerator
 from perdure.snapshots.objects.opening import Found, probe
 from perdure.wire.public import CheckStatus, DoctorCheck, DoctorReport
 
 #: Free space below which a warning is due: an image build needs about this much.
 ROOM_BYTES = 4 << 30
-#: There when the kernel can filter system calls (seccomp(2)).
-_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
+_SECCOMP = SYSTEM_CALL_FILTERS
 _SECCOMP_HINT = "VMMs may not start without them. Use a kernel with CONFIG_SECCOMP_FILTER, as Debian's."
 _SOFT_DIRTY_HINT = "It matters for large workspaces only; a kernel with CONFIG_MEM_SOFT_DIRTY, as Debian's, tells it."
 _APT = "apt-get install --no-install-recommends"
@@ -125,12 +123,10 @@ def _soft_dirty() -> DoctorCheck:
 
 
 def _cgroups() -> DoctorCheck:
-    limits = Limits(memory_bytes=1 << 30, cpus=1.0, pids=64)
-    group = cgroups.create(cgroups.discover(), f"doctor-{os.getpid()}", limits)
-    group.remove()
-    if not group.missing:
+    missing = cgroups.limits_missing(f"doctor-{os.getpid()}")
+    if not missing:
         return DoctorCheck(name="cgroups", status=CheckStatus.OK, detail="memory, cpu and pids of each VMM are limited")
-    detail = "; ".join(f"no {name} limit: {why}" for name, why in group.missing.items())
+    detail = "; ".join(f"no {name} limit: {why}" for name, why in missing.items())
     return DoctorCheck(
         name="cgroups", status=CheckStatus.WARN, detail=detail, hint="Run as root, or under systemd with Delegate=yes."
     )

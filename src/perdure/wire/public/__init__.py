@@ -12,6 +12,7 @@ from perdure.wire.public.backups import BackupEvent, BackupInfo, LeftOutInfo, Ma
 from perdure.wire.public.common import (
     ANSWERED_BY_HEADER,
     CLIENT_REQUEST_ID_HEADER,
+    CONFINEMENT_HEADER,
     GENERATION_HEADER,
     HEARTBEAT_S,
     IDEMPOTENCY_HEADER,
@@ -213,6 +214,7 @@ __all__ = [
     "ANSWERED_BY_HEADER",
     "CLIENT_REQUEST_ID_HEADER",
     "CODE_CHARS_MAX",
+    "CONFINEMENT_HEADER",
     "CUSTOM_PREFIX",
     "DEFAULT_CONTEXT",
     "GENERATION_HEADER",

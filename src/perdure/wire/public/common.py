@@ -14,6 +14,9 @@ HEARTBEAT_S = 10.0
 GENERATION_HEADER = "perdure-generation"
 ISOLATION_HEADER = "perdure-isolation"
 RESUME_HEADER = "perdure-resume-report"
+#: Every answer of the API from behind its guards: the isolation grade of workspaces on this host, and which protections around
+#: their machines hold, as a token with boolean parameters (RFC 8941); ``none`` where no workspace can run.
+CONFINEMENT_HEADER = "perdure-confinement"
 REQUEST_ID_HEADER = "perdure-request-id"
 #: On an answer that is not the program's own, though it was asked for a port of a workspace: the error's code.
 REASON_HEADER = "perdure-reason"
