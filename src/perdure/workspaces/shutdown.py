@@ -1,4 +1,4 @@
-"""The end of a server: everything awake is put to sleep, however long a slow host needs for it.
+"""The end of a server: everything awake is put to sleep, however long a slow host needs for it (ADR 34).
 
 A hibernation under way is never cut short, and one that fails is tried again. A workspace is given up
 
