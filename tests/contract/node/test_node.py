@@ -213,6 +213,7 @@ async def test_snapshots_weigh_what_their_removal_frees_and_what_they_share(benc
     assert left[second.snapshot_id].own_bytes >= sizes[second.snapshot_id].own_bytes, "what it shared may be its own now"
 
 
+@pytest.mark.long_on("real")
 async def test_a_reboot_goes_on_with_the_newest_disk(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/file", b"new")
