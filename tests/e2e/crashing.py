@@ -200,9 +200,9 @@ class Place:
         assert self.ended() == 0, self.log_tail()
 
     def clear(self) -> None:
-        """Whatever happened in the test: leave no process."""
+        """Whatever happened in the test: leave no process. Nobody wakes again what runs in it."""
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGQUIT)
             try:
                 self.process.wait(END_DEADLINE_S)
             except subprocess.TimeoutExpired:
