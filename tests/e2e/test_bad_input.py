@@ -153,7 +153,10 @@ def test_output_is_bytes_whatever_they_are(live: Live, workspace: Workspace) -> 
     assert live.run("exec", "patient", "--", "cat", stdin=RAW).out == RAW
 
 
-@pytest.mark.parametrize(("option", "end"), [("--run-limit", "run-limit"), ("--idle-limit", "idle-limit")])
+@pytest.mark.parametrize(("option", "end"), [
+    ("--run-limit", "run-limit"),
+    pytest.param("--idle-limit", "idle-limit", marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_limit_ends_a_command_and_all_that_it_started(live: Live, workspace: Workspace, option: str, end: str) -> None:
     line = f"echo begun; sleep 54321 & sleep 54321; echo {end}"
     answer = live.run("exec", option, "2", "patient", "--shell", line)

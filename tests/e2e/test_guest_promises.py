@@ -160,10 +160,8 @@ def test_forks_differ_in_all_that_must_be_unique(live: Live, workspace: Workspac
 # --------------------------------------------------------------------------------------------------------------- restarts
 
 
-@pytest.mark.parametrize("how", [
-    pytest.param(REBOOT.format(RESTART), id="reboot"),
-    pytest.param("sync; echo b >/proc/sysrq-trigger", id="reset", marks=pytest.mark.long),  # test_waking has one, too
-])  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("how", [REBOOT.format(RESTART), "sync; echo b >/proc/sysrq-trigger"], ids=["reboot", "reset"])
 def test_a_guest_that_reboots_is_a_disk_boot_that_says_so(workspace: Workspace, how: str) -> None:
     boot = shell(workspace, f"echo kept >/root/kept; sync; echo gone >/dev/shm/gone; {BOOT}")
     generation = workspace.refresh().generation
@@ -199,6 +197,7 @@ def test_a_guest_that_powers_off_sleeps_with_its_disk(workspace: Workspace) -> N
     assert workspace.report is not None and (workspace.report.memory, workspace.report.disk) == ("lost", "kept")
 
 
+@pytest.mark.long
 def test_a_guest_whose_kernel_panics_goes_back_to_its_last_snapshot(live: Live, workspace: Workspace) -> None:
     shell(workspace, "echo snapshot >/root/kept; echo snapshot >/dev/shm/kept")
     snapshot = workspace.checkpoint()

@@ -60,6 +60,7 @@ def test_any_node_with_the_store_wakes_it(database: str, scratch: Path, base_ima
     }
     with Place.temporary(scratch / "images1", **shared) as first, Place.temporary(scratch / "images2", **shared) as second:
         first.up()
+        assert not (first.home / "db").exists(), "a database of somebody else's is all it takes"
         begun = _first_makes_it(first)
         # The second has the keys of the tenants and the master key, and nothing else: no image, no snapshot.
         shutil.copytree(first.home / "keys", second.home / "keys")
