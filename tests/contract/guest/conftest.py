@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from perdure.machines.driver import Machine
-from tests.contract.guest.places import Place, host_agent, linked, woken
+from tests.contract.guest.places import Place, booted, host_agent, linked
 from tests.fakes.memory_guest import MemoryGuest, World
 
 
@@ -21,7 +21,7 @@ async def agent_place() -> AsyncIterator[Place]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vm_machine(base_image: Path) -> AsyncIterator[Machine]:
-    async with woken() as machine:
+    async with booted() as (machine, _):
         yield machine
 
 
