@@ -7,10 +7,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 # Where it is set, each of the programs that tests start, hundreds of them, would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-# Test files are dealt out in their order: cheap suites first, and the fixtures of a file in one process. There is a process more
-# than there are cores, for each waits about a third of its time: for a disk, a timer, a machine on another core.
+# Test files are dealt out to one process per core, in their order: cheap suites first, and the fixtures of a file in one process.
 # Whoever wants one process (a debugger, a quieter host) says WORKERS=0.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+WORKERS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 15
 
 help:  ## this list
