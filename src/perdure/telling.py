@@ -42,7 +42,7 @@ async def events(settings: Settings, clock: Clock, database: Database) -> AsyncI
     outward = Outward(Dialer(EgressRules.parse(settings.webhook_private_allow), setting="PERDURE_WEBHOOK_PRIVATE_ALLOW"))
     root = keys.derive(keys.master_key(settings.master_key_file, settings.store_keys_dir), PURPOSE)
     parts = WebhookParts(database, clock, feed, Sender(outward.open), outward.check, root)
-    deliverer = Deliverer(parts)
+    deliverer = Deliverer(parts, keep_days=settings.webhook_keep_days)
     await feed.start()
     await deliverer.start()
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from perdure.core.errors import NotFound
 from perdure.core.ids import TenantId, WebhookId, WorkspaceId
 from perdure.journal.feed import FeedEvent, Reading, Wanted
 from perdure.webhooks import messages
-from perdure.webhooks.model import Attempt, Webhook, WebhookState
+from perdure.webhooks.model import Attempt, Delivery, DeliveryState, Webhook, WebhookState
 from tests.fakes.memory_guest import MOMENT
 
 
@@ -69,11 +70,12 @@ def _is_wanted(one: FeedEvent, reading: Reading) -> bool:
 
 
 class FakeWebhooks:
-    """Sends nothing. ``outcome`` is what becomes of a test."""
+    """Sends nothing. ``outcome`` is what becomes of a test; ``put`` says what is to be delivered, or was given up."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Webhook] = {}
         self.outcome = Attempt(204, "", 0.05)
+        self.undelivered: dict[str, dict[int, Delivery]] = {}
 
     async def create(self, tenant_id: TenantId, url: str, kinds: tuple[str, ...], by: str) -> tuple[Webhook, str]:
         messages.target(url)
@@ -93,6 +95,28 @@ class FakeWebhooks:
     async def test(self, tenant_id: TenantId, webhook_id: str) -> Attempt:
         self._check(tenant_id, webhook_id)
         return self.outcome
+
+    def put(self, webhook_id: str, seq: int, state: DeliveryState, error: str = "") -> None:
+        found = Delivery(seq, MOMENT, "hibernated", WorkspaceId("ws_demo"), "demo", state, 30, None, error)
+        self.undelivered.setdefault(webhook_id, {})[seq] = found
+
+    async def deliveries(self, tenant_id: TenantId, webhook_id: str, after: int, limit: int) -> list[Delivery]:
+        self._check(tenant_id, webhook_id)
+        found = sorted(self.undelivered.get(webhook_id, {}).items())
+        return [one for seq, one in found if seq > after][:limit]
+
+    async def redeliver(self, tenant_id: TenantId, webhook_id: str, seqs: tuple[int, ...] = ()) -> list[int]:
+        self._check(tenant_id, webhook_id)
+        rows = self.undelivered.get(webhook_id, {})
+        failed = {seq for seq, one in rows.items() if one.state is DeliveryState.FAILED}
+        if missing := sorted({*seqs} - failed):
+            raise NotFound(
+                f"Event {missing[0]} was not given up by this webhook.", hint=f"See what was: perdure webhook show {webhook_id}."
+            )
+        again = sorted({*seqs} or failed)
+        for seq in again:
+            rows[seq] = replace(rows[seq], state=DeliveryState.PENDING, attempts=0, due_at=MOMENT)
+        return again
 
     def _check(self, tenant_id: TenantId, webhook_id: str) -> None:
         if webhook_id not in self.rows or self.rows[webhook_id].tenant_id != tenant_id:

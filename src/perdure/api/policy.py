@@ -74,6 +74,8 @@ NEEDS: Mapping[str, Need] = {
     "list_webhooks": ADMIN,
     "remove_webhook": ADMIN,
     "test_webhook": ADMIN,
+    "list_deliveries": ADMIN,
+    "redeliver_webhook": ADMIN,
     "meters": READ,
     "list_snapshots": READ,
     "name_snapshot": OPERATE,

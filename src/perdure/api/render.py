@@ -15,7 +15,7 @@ from perdure.core.ids import TenantId
 from perdure.core.scopes import KeyScope
 from perdure.journal.feed import FeedEvent
 from perdure.metering.usage import Amounts, Usage, total
-from perdure.webhooks.model import Webhook
+from perdure.webhooks.model import Delivery, Webhook
 from perdure.wire import node, public
 from perdure.workspaces import longsleep, model
 
@@ -256,6 +256,20 @@ def webhook(value: Webhook) -> public.WebhookInfo:
         delivered=value.delivered,
         delivered_at=value.delivered_at,
         failed_at=value.failed_at,
+        last_error=value.last_error,
+    )
+
+
+def delivery(value: Delivery) -> public.DeliveryInfo:
+    return public.DeliveryInfo(
+        seq=value.seq,
+        at=value.at,
+        kind=value.kind,
+        workspace_id=value.workspace_id,
+        workspace=value.workspace,
+        state=value.state.value,
+        attempts=value.attempts,
+        due_at=value.due_at,
         last_error=value.last_error,
     )
 

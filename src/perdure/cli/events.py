@@ -106,6 +106,52 @@ def _kinds(one: public.WebhookInfo) -> str:
     return ", ".join(map(markup, one.events)) or "all"
 
 
+def show(ctx: typer.Context, webhook: WebhookId, json: JsonFlag = False) -> None:
+    """Show what is still to be delivered to a webhook, and what was given up."""
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        found = client.deliveries(webhook)
+    if as_json:
+        dump({"deliveries": found})
+        return
+    if not found:
+        say("Everything was delivered.")
+        return
+    rows = [
+        (
+            str(one.seq),
+            f"{one.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
+            markup(one.workspace or "-"),
+            markup(one.kind),
+            "[red]given up[/]" if one.state == "failed" else one.state,
+            str(one.attempts),
+            markup(one.last_error),
+        )
+        for one in found
+    ]
+    table(("EVENT", "AT", "WORKSPACE", "KIND", "STATE", "ATTEMPTS", "ERROR"), rows, right=("EVENT", "ATTEMPTS"))
+
+
+def redeliver(
+    ctx: typer.Context,
+    webhook: WebhookId,
+    events: Annotated[
+        list[int] | None, typer.Argument(metavar="[EVENT...]", help="Numbers, as 'perdure webhook show' shows them.", min=1)
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Send events that were given up once more, for another day: those of these numbers, or all."""
+    as_json = wants_json(ctx, json)
+    with Client() as client:
+        sent = client.redeliver(webhook, events or ())
+    if as_json:
+        dump({"events": sent})
+    elif not sent:
+        say("Nothing was given up, so nothing is sent again.")
+    else:
+        say(f"{len(sent)} {'event is' if len(sent) == 1 else 'events are'} sent again.")
+
+
 def rm(
     ctx: typer.Context,
     webhooks: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids.", show_default=False)],

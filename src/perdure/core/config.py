@@ -186,6 +186,9 @@ class Settings(BaseModel):
     webhook_private_allow: tuple[str, ...] = Field(
         default=(), description="HOST:PORT on private or node addresses that webhooks may be sent to."
     )
+    webhook_keep_days: float = Field(
+        default=30.0, ge=1, description="How long events that were given up are kept, to be sent again by 'webhook redeliver'."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages that are logged."
     )

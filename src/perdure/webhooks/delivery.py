@@ -2,7 +2,8 @@
 
     pending ──attempt──► delivered (the row goes)
        ▲          └──────► pending, due later (5 s, doubled, at most 4 h, with some chance in it)
-       └── lease over ────► failed, when the first attempt was a day ago: told in the webhook and in the tenant's thread
+       ├── lease over ────► failed, when the first attempt was a day ago: told in the webhook and in the tenant's thread
+       └──────────────────── (somebody asks for it) ──┘ └──► the row goes, ``keep_days`` later
 
 An attempt is claimed with a lease, so that one server makes it and a server that dies in the middle delays it by a minute: an
 event may arrive twice, with the same id, and never not at all. To one webhook at most one event is under way in a process.
@@ -35,6 +36,9 @@ PARALLEL = 8
 #: How often rows are looked at without anybody saying that there is something: what is due again, what another server numbered.
 WATCHED_S = 1.0
 UNWATCHED_S = 30.0
+#: How often it is looked for what was given up too long ago.
+PRUNED_S = 3600.0
+KEEP_DAYS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,10 @@ class _Claimed:
 class Deliverer:
     """``start`` and ``close``; tests call ``deliver_due``."""
 
-    def __init__(self, parts: WebhookParts, chance: random.Random | None = None) -> None:
+    def __init__(self, parts: WebhookParts, chance: random.Random | None = None, *, keep_days: float = KEEP_DAYS) -> None:
         self._parts = parts
+        self._keep_s = keep_days * 86400
+        self._pruned_at: float | None = None  # on the monotonic clock
         self._database = parts.database
         self._chance = chance or random.Random()  # noqa: S311 - spreads retries
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -78,6 +84,7 @@ class Deliverer:
             self._ended.clear()
             try:
                 await self._fill()
+                await self._prune_sometimes()
             except PerdureError as error:  # the next pass finds what this one did not
                 log.warning("webhooks could not be looked after: %s (%s)", error.message, error.internal)
             except Exception:
@@ -90,6 +97,17 @@ class Deliverer:
             finally:
                 for wait in waits:
                     wait.cancel()
+
+    async def _prune_sometimes(self) -> None:
+        now = self._parts.clock.monotonic()
+        if self._pruned_at is None or now - self._pruned_at >= PRUNED_S:
+            self._pruned_at = now
+            await self.prune()
+
+    async def prune(self) -> None:
+        """Forget what was given up so long ago that nobody will ask for it."""
+        while await self._database.run("webhooks.prune", keep_s=self._keep_s):
+            pass
 
     async def deliver_due(self) -> None:
         """Until nothing is due any more."""

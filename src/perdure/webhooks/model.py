@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from perdure.core.ids import TenantId, WebhookId
+from perdure.core.ids import TenantId, WebhookId, WorkspaceId
 
 
 class WebhookState(StrEnum):
@@ -15,6 +15,29 @@ class WebhookState(StrEnum):
 
     ACTIVE = "active"
     FAILING = "failing"
+
+
+class DeliveryState(StrEnum):
+    """``failed``: given up. One that was delivered is not there any more."""
+
+    PENDING = "pending"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event that is still to be delivered, or was given up. ``workspace_id`` None: it is about the tenant as a whole.
+    ``due_at``: of the next attempt, None where there is none; ``attempts``: those that were begun."""
+
+    seq: int
+    at: datetime
+    kind: str
+    workspace_id: WorkspaceId | None
+    workspace: str | None  # its name
+    state: DeliveryState
+    attempts: int
+    due_at: datetime | None
+    last_error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +90,13 @@ class Webhooks(Protocol):
 
     async def test(self, tenant_id: TenantId, webhook_id: str) -> Attempt:
         """Send an event of the kind ``test`` now, once."""
+        ...
+
+    async def deliveries(self, tenant_id: TenantId, webhook_id: str, after: int, limit: int) -> list[Delivery]:
+        """What is still to be delivered and what was given up, by the events' numbers, from behind ``after``."""
+        ...
+
+    async def redeliver(self, tenant_id: TenantId, webhook_id: str, seqs: tuple[int, ...] = ()) -> list[int]:
+        """Send what was given up once more, for another day: the events of these numbers, or all. Returns their numbers, the
+        lowest first. Raises NotFound, and sends nothing, when one of ``seqs`` was not given up."""
         ...

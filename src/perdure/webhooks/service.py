@@ -9,11 +9,11 @@ from typing import Any
 from perdure.core import keys
 from perdure.core.clock import Clock, epoch_ms
 from perdure.core.errors import Conflict, InvalidRequest, NotFound
-from perdure.core.ids import TenantId, WebhookId, is_id, mint
+from perdure.core.ids import TenantId, WebhookId, WorkspaceId, is_id, mint
 from perdure.db.database import Database
 from perdure.journal.feed import Feed
 from perdure.webhooks import messages
-from perdure.webhooks.model import Attempt, Webhook, WebhookState
+from perdure.webhooks.model import Attempt, Delivery, DeliveryState, Webhook, WebhookState
 from perdure.webhooks.sending import Sender
 
 #: What the master key's derivative for webhooks is for (``core.keys.derive``).
@@ -76,12 +76,36 @@ class WebhookService:
             raise _unknown(webhook_id)
 
     async def test(self, tenant_id: TenantId, webhook_id: str) -> Attempt:
-        row = await self._database.one("webhooks.by_id", tenant_id=tenant_id, id=webhook_id)
-        if row is None:
-            raise _unknown(webhook_id)
+        row = await self._find(tenant_id, webhook_id)
         now = self._parts.clock.now()
         message_id = mint("msg", now_ms=epoch_ms(self._parts.clock))
         return await self._parts.send(row["id"], row["url"], message_id, messages.test_body(now.isoformat()))
+
+    async def deliveries(self, tenant_id: TenantId, webhook_id: str, after: int, limit: int) -> list[Delivery]:
+        await self._find(tenant_id, webhook_id)
+        rows = await self._database.all(
+            "webhooks.deliveries", tenant_id=tenant_id, webhook_id=webhook_id, after=after, limit=limit
+        )
+        return [_delivery(row, tenant_id) for row in rows]
+
+    async def redeliver(self, tenant_id: TenantId, webhook_id: str, seqs: tuple[int, ...] = ()) -> list[int]:
+        await self._find(tenant_id, webhook_id)
+        async with self._database.transaction() as tx:  # an error takes all of it back
+            rows = await tx.all("webhooks.again", tenant_id=tenant_id, webhook_id=webhook_id, seqs=list(seqs) or None)
+            found = sorted(row["seq"] for row in rows)
+            if missing := sorted({*seqs} - {*found}):
+                raise NotFound(
+                    f"Event {missing[0]} was not given up by this webhook.",
+                    hint=f"See what was: perdure webhook show {webhook_id}.",
+                )
+        self._parts.feed.offered.set()
+        return found
+
+    async def _find(self, tenant_id: TenantId, webhook_id: str) -> dict[str, Any]:
+        row = await self._database.one("webhooks.by_id", tenant_id=tenant_id, id=webhook_id)
+        if row is None:
+            raise _unknown(webhook_id)
+        return row
 
 
 def _unknown(webhook_id: str) -> NotFound:
@@ -103,5 +127,20 @@ def _webhook(row: dict[str, Any]) -> Webhook:
         delivered=row["delivered"],
         delivered_at=row["delivered_at"],
         failed_at=row["failed_at"],
+        last_error=row["last_error"],
+    )
+
+
+def _delivery(row: dict[str, Any], tenant_id: TenantId) -> Delivery:
+    state = DeliveryState(row["state"])
+    return Delivery(
+        seq=row["seq"],
+        at=row["at"],
+        kind=row["kind"],
+        workspace_id=None if row["workspace_id"] == tenant_id else WorkspaceId(row["workspace_id"]),
+        workspace=row["workspace"],
+        state=state,
+        attempts=row["attempts"],
+        due_at=row["due_at"] if state is DeliveryState.PENDING else None,
         last_error=row["last_error"],
     )

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from perdure.core.errors import InvalidRequest, NotFound
-from perdure.sdk import AsyncClient, Client
-from perdure.webhooks.model import Attempt
+from perdure.sdk import AsyncClient, Client, _core
+from perdure.webhooks.model import Attempt, DeliveryState
 from tests.fakes.api_server import FakeServer
 from tests.fakes.events import FakeFeed, FakeWebhooks
 from tests.fakes.workspaces import KEY
@@ -182,11 +182,29 @@ def test_webhooks_through_the_sdk(client: Client, webhooks: FakeWebhooks) -> Non
     assert (tried.delivered, tried.status) == (True, 204)
     client.remove_webhook(made.webhook.id)
     assert client.webhooks() == []
-    for call in (client.remove_webhook, client.test_webhook):
+    for call in (client.remove_webhook, client.test_webhook, client.deliveries, client.redeliver):
         with pytest.raises(NotFound):
             call(made.webhook.id)
     with pytest.raises(InvalidRequest):
         client.create_webhook("ftp://example.org")
+
+
+def test_deliveries_through_the_sdk(client: Client, webhooks: FakeWebhooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = client.create_webhook(URL).webhook.id
+    for seq in range(1, 6):
+        webhooks.put(made, seq, DeliveryState.PENDING if seq == 3 else DeliveryState.FAILED, "The receiver hung up.")
+    monkeypatch.setattr(_core, "PAGE", 2)
+    assert [(one.seq, one.state) for one in client.deliveries(made)] == [
+        (seq, "pending" if seq == 3 else "failed") for seq in range(1, 6)
+    ]
+    assert client.redeliver(made, [4]) == [4]
+    with pytest.raises(NotFound, match="Event 3 was not given up"):
+        client.redeliver(made, [1, 3])
+    assert client.redeliver(made) == [1, 2, 5]
+    assert {one.state for one in client.deliveries(made)} == {"pending"}
+    for wrong in ([0], [-1], [1 << 63], [1] * 1001):
+        with pytest.raises(InvalidRequest):
+            client.redeliver(made, wrong)
 
 
 # ------------------------------------------------------------------------------------------------------------ command line
@@ -223,3 +241,22 @@ def test_webhooks_on_the_command_line(webhooks: FakeWebhooks, perdure: Run) -> N
     again = perdure(f"webhook rm {webhook_id} --json")
     assert (again.code, json.loads(again.err)["error"]["code"]) == (1, "not_found")
     assert perdure("webhook create ftp://x").code == 1
+
+
+def test_given_up_events_on_the_command_line(webhooks: FakeWebhooks, perdure: Run) -> None:
+    perdure(f"webhook create {URL}")
+    (webhook_id,) = webhooks.rows
+    assert perdure(f"webhook show {webhook_id}").out == "Everything was delivered.\n"
+    assert perdure(f"webhook redeliver {webhook_id}").out == "Nothing was given up, so nothing is sent again.\n"
+    for seq in (7, 8, 9):
+        webhooks.put(webhook_id, seq, DeliveryState.FAILED, "The receiver hung up.")
+    rows = perdure(f"webhook show {webhook_id}").out.splitlines()
+    assert rows[0].split()[:2] == ["EVENT", "AT"] and len(rows) == 4
+    assert rows[1].split()[0] == "7" and "given up" in rows[1] and "The receiver hung up." in rows[1]
+    assert perdure(f"webhook redeliver {webhook_id} 8").out == "1 event is sent again.\n"
+    wrong = perdure(f"webhook redeliver {webhook_id} 7 8 --json")
+    assert (wrong.code, wrong.error["message"]) == (1, "Event 8 was not given up by this webhook.")
+    assert perdure(f"webhook redeliver {webhook_id} --json").json == {"events": [7, 9]}
+    assert {one["state"] for one in perdure(f"webhook show {webhook_id} --json").json["deliveries"]} == {"pending"}
+    for words in ("show whk_nobody", "redeliver whk_nobody", f"redeliver {webhook_id} zero", f"redeliver {webhook_id} 0"):
+        assert perdure(f"webhook {words}").code != 0

@@ -33,6 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "configure_workspace": {"json": {"keep_snapshots": 0}},
     "events": {"params": {"follow": "false"}},
     "create_webhook": {"json": {"url": "https://example.org/hook"}},
+    "redeliver_webhook": {"json": {}},
     "read_file": {"params": {"path": "/x"}},
     "write_file": {"params": {"path": "/x"}, "content": b"stolen"},
     "stat_file": {"params": {"path": "/x"}},

@@ -99,6 +99,7 @@ NO_PLACE = Place(datetime(1970, 1, 1, tzinfo=UTC), "a").cursor()
 
 CURSORS = {
     "workspace_log": seq_cursor(0),
+    "list_deliveries": seq_cursor(0),
     "list_executions": base64.urlsafe_b64encode(b"2100-01-01T00:00:00+00:00 exn_0").decode(),
     **dict.fromkeys(("execution_history", "execution_operations"), marker_of(0)),
 }

@@ -22,7 +22,7 @@ from perdure.journal.entries import Journal
 from perdure.journal.feed import Wanted
 from perdure.webhooks import delivery, messages, service
 from perdure.webhooks.delivery import Deliverer
-from perdure.webhooks.model import Webhook, WebhookState
+from perdure.webhooks.model import DeliveryState, Webhook, WebhookState
 from perdure.webhooks.service import WebhookParts, WebhookService
 from tests.fakes import receiver as fake
 from tests.fakes.database import fresh_database
@@ -178,6 +178,77 @@ def _with_both(first: WebhookParts, second: WebhookParts, other: Receiver) -> We
     return WebhookParts(first.database, first.clock, first.feed, Both(), first.check, first.root)  # type: ignore[arg-type]
 
 
+# ------------------------------------------------------------------------------------------------------------ sent again
+
+
+async def given_up(stage: Stage, *kinds: str) -> Webhook:
+    """A webhook whose receiver has taken none of these for a day."""
+    made = await stage.create()
+    stage.to.answers.extend([fake.FAILS] * 1000)
+    await stage.happen(*kinds)
+    for _ in range(30):
+        await stage.deliver(later_s=3600)
+    assert (await stage.one()).failed == len(kinds)
+    stage.to.answers.clear()
+    stage.to.received.clear()
+    return made
+
+
+async def test_what_was_given_up_is_sent_again_when_somebody_asks(stage: Stage) -> None:
+    made = await given_up(stage, "waking", "running", "hibernated")
+    shown = await stage.service.deliveries(DEFAULT_TENANT, made.id, 0, 10)
+    assert [(one.seq, one.kind, one.state, one.due_at) for one in shown] == [
+        (seq, kind, DeliveryState.FAILED, None) for seq, kind in enumerate(("waking", "running", "hibernated"), 1)
+    ]
+    assert all(one.attempts >= 10 and one.last_error.endswith("HTTP status 500.") for one in shown)
+    assert await stage.service.redeliver(DEFAULT_TENANT, made.id, (2,)) == [2]
+    (pending,) = await stage.service.deliveries(DEFAULT_TENANT, made.id, 1, 1)
+    assert (pending.seq, pending.state, pending.attempts) == (2, DeliveryState.PENDING, 0)
+    await stage.deliver(later_s=3600)
+    assert stage.to.seqs == [2]
+    assert await stage.service.redeliver(DEFAULT_TENANT, made.id) == [1, 3]
+    await stage.deliver(later_s=3600)
+    assert stage.to.seqs == [2, 1, 3], "in order, with the events' own numbers"
+    assert stage.to.received[0].id == messages.message_id(made.id, 2), "as it was called a day ago"
+    state = await stage.one()
+    assert (state.state, state.failed, state.last_error) == (WebhookState.ACTIVE, 0, "")
+    assert await stage.service.redeliver(DEFAULT_TENANT, made.id) == []
+
+
+async def test_what_is_sent_again_is_tried_for_another_day(stage: Stage) -> None:
+    made = await given_up(stage, "waking")
+    stage.to.answers.extend([fake.FAILS] * 2)
+    await stage.service.redeliver(DEFAULT_TENANT, made.id, (1,))
+    for _ in range(3):
+        await stage.deliver(later_s=3600)
+    assert stage.to.seqs == [1, 1, 1]
+    assert (await stage.one()).failed == 0
+
+
+async def test_events_that_were_not_given_up_are_told_and_nothing_is_sent(stage: Stage) -> None:
+    made = await given_up(stage, "waking", "running")
+    await stage.happen("hibernating")
+    for seqs in ((1, 3), (1, 99), (2, 1 << 62)):
+        with pytest.raises(NotFound, match=f"Event {seqs[1]} was not given up"):
+            await stage.service.redeliver(DEFAULT_TENANT, made.id, seqs)
+    found = await stage.service.deliveries(DEFAULT_TENANT, made.id, 0, 2)
+    assert [one.state for one in found] == [DeliveryState.FAILED] * 2, "one mistake takes back all"
+
+
+async def test_what_was_given_up_long_ago_goes(stage: Stage) -> None:
+    made = await given_up(stage, "waking")
+    await stage.happen("running")
+    deliverer = Deliverer(stage.parts, keep_days=2)
+    await deliverer.prune()
+    assert (await stage.one()).failed == 1
+    stage.database.shift_clock(3 * 86400)
+    await deliverer.prune()
+    state = await stage.one()
+    assert (state.failed, state.pending) == (0, 1), "what is still to be delivered stays"
+    with pytest.raises(NotFound, match="was not given up"):
+        await stage.service.redeliver(DEFAULT_TENANT, made.id, (1,))
+
+
 # --------------------------------------------------------------------------------------------------------- killed servers
 
 
@@ -282,9 +353,11 @@ async def test_a_removed_webhook_is_sent_nothing(stage: Stage) -> None:
 async def test_what_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await stage.create()
     for tenant, name in ((OTHER, made.id), (DEFAULT_TENANT, "whk_nobody"), (DEFAULT_TENANT, "demo")):
-        for command in (stage.service.remove, stage.service.test):
+        for command in (stage.service.remove, stage.service.test, stage.service.redeliver):
             with pytest.raises(NotFound):
                 await command(tenant, name)
+        with pytest.raises(NotFound):
+            await stage.service.deliveries(tenant, name, 0, 10)
     for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "https://[::1]/", "http://10.0.0.1/"):
         with pytest.raises(EgressRefused):
             await stage.service.create(DEFAULT_TENANT, url, (), "key:k")

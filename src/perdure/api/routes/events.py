@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 
 from perdure.api import render
-from perdure.api.deps import Call
+from perdure.api.deps import PAGE_LIMIT, PAGE_LIMIT_MAX, Call, Cursor
 from perdure.api.streams import EventSource, ServerSentEvents
 from perdure.core.errors import InvalidRequest
+from perdure.core.paging import seq_cursor, seq_of
 from perdure.journal.feed import FeedEvent, Wanted
 from perdure.wire import public
 
@@ -91,3 +92,25 @@ async def test_webhook(ref: str, call: Call) -> public.WebhookTested:
     return public.WebhookTested(
         delivered=attempt.is_delivered, status=attempt.status, error=attempt.error, seconds=round(attempt.seconds, 3)
     )
+
+
+@router.get("/webhooks/{ref}/deliveries")
+async def list_deliveries(
+    ref: str,
+    call: Call,
+    limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="At most so many.")] = PAGE_LIMIT,
+    cursor: Cursor = None,
+) -> public.DeliveryList:
+    """Events that are still to be delivered and those that were given up, by their numbers, in pages."""
+    after = 0 if cursor is None else seq_of(cursor)
+    found = await call.services.webhooks.deliveries(call.ctx.tenant_id, ref, after, limit + 1)
+    shown = found[:limit]
+    following = seq_cursor(shown[-1].seq) if len(found) > limit else None
+    return public.DeliveryList(deliveries=[render.delivery(one) for one in shown], next_cursor=following)
+
+
+@router.post("/webhooks/{ref}/redeliver")
+async def redeliver_webhook(ref: str, body: public.Redeliver, call: Call) -> public.Redelivered:
+    """Send events that were given up once more, with the ids that they had, for another day: those of these numbers, or all."""
+    sent = await call.services.webhooks.redeliver(call.ctx.tenant_id, ref, tuple(body.events))
+    return public.Redelivered(events=sent)

@@ -87,3 +87,29 @@ returning w.id, was.state <> 'failing' as is_news;
 -- In the tenant's own thread, whose generation never goes back.
 select journal_append(%(tenant_id)s, %(tenant_id)s, 'webhook-failed',
                       (select coalesce(max(generation), 1) from journal where workspace_id = %(tenant_id)s), %(body)s) as seq;
+
+-- name: deliveries
+-- What is still to be delivered to a webhook and what was given up, by the events' numbers, from behind one of them.
+select d.event_seq as seq, d.state, d.attempts, d.due_at, d.last_error, j.at, j.kind, e.workspace_id, w.name as workspace
+from webhook_deliveries d
+join events e on e.tenant_id = d.tenant_id and e.seq = d.event_seq
+join journal j on j.workspace_id = e.workspace_id and j.seq = e.entry_seq
+left join workspaces w on w.id = e.workspace_id
+where d.tenant_id = %(tenant_id)s and d.webhook_id = %(webhook_id)s and d.event_seq > %(after)s
+order by d.event_seq
+limit %(limit)s;
+
+-- name: again
+-- What was given up is due as if it had just happened: all of it, or the events of these numbers.
+update webhook_deliveries
+set state = 'pending', generation = generation + 1, attempts = 0, first_at = null, due_at = perdure_now()
+where tenant_id = %(tenant_id)s and webhook_id = %(webhook_id)s and state = 'failed'
+  and (%(seqs)s::bigint[] is null or event_seq = any(%(seqs)s::bigint[]))
+returning event_seq as seq;
+
+-- name: prune
+-- A bounded number of those that were given up so long ago. The lease of its last attempt is the last that was written of each.
+delete from webhook_deliveries where (webhook_id, event_seq) in (
+    select webhook_id, event_seq from webhook_deliveries
+    where state = 'failed' and due_at < perdure_now() - make_interval(secs => %(keep_s)s::double precision)
+    limit 10000);

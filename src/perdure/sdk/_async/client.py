@@ -16,6 +16,7 @@ from perdure.core.errors import PerdureError
 from perdure.sdk import _core
 from perdure.sdk._acompat import AsyncSent, apause
 from perdure.sdk._async.executions import AsyncDurable
+from perdure.sdk._async.webhooks import AsyncWebhooks
 from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
@@ -27,7 +28,7 @@ Model = TypeVar("Model", bound=public.Answer)
 Page = TypeVar("Page", bound=public.Paged)
 
 
-class AsyncClient(AsyncDurable):
+class AsyncClient(AsyncDurable, AsyncWebhooks):
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
     ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that
@@ -367,43 +368,6 @@ class AsyncClient(AsyncDurable):
                 raise ConnectionLost("The server ended the feed.")
             except PerdureError as error:
                 await apause(reader.broke(error))
-
-    async def create_webhook(self, url: str, events: Sequence[str] = ()) -> public.CreatedWebhook:
-        """Send the tenant's events (of these kinds; none: all) to a URL from now on, signed by the scheme of Standard Webhooks.
-        No other answer ever has the ``secret``.
-
-        >>> created = await client.create_webhook("https://example.com/hook", ["hibernated", "failed"])
-        >>> created.secret
-        'whsec_...'
-        """
-        body = _core.checked(public.CreateWebhook, url=url, events=list(events))
-        return await self.fetch(_core.post("/v1/webhooks", body.model_dump(mode="json")), public.CreatedWebhook)
-
-    async def webhooks(self) -> list[public.WebhookInfo]:
-        """Oldest first, with what is still to be delivered and what was given up.
-
-        >>> created = await client.create_webhook("https://example.com/hook")
-        >>> [(one.url, one.pending) for one in await client.webhooks()]
-        [('https://example.com/hook', 0)]
-        """
-        return (await self.fetch(_core.get("/v1/webhooks"), public.WebhookList)).webhooks
-
-    async def remove_webhook(self, webhook_id: str) -> None:
-        """What was still to be delivered is not any more.
-
-        >>> created = await client.create_webhook("https://example.com/hook")
-        >>> await client.remove_webhook(created.webhook.id)
-        """
-        await self.request(Call("DELETE", f"/v1/webhooks/{quote(webhook_id, safe='')}"))
-
-    async def test_webhook(self, webhook_id: str) -> public.WebhookTested:
-        """Have an event of the kind ``test`` sent now, once, and say what became of it.
-
-        >>> created = await client.create_webhook("https://example.com/hook")
-        >>> (await client.test_webhook(created.webhook.id)).delivered
-        True
-        """
-        return await self.fetch(_core.post(f"/v1/webhooks/{quote(webhook_id, safe='')}/test"), public.WebhookTested)
 
     # -------------------------------------------------------------------------------------------------------- keys, tenants
 

@@ -22,6 +22,7 @@ from perdure.sdk._core import Call
 from perdure.sdk._feed import FeedReader
 from perdure.sdk._options import QuotaOptions
 from perdure.sdk._sync.executions import Durable
+from perdure.sdk._sync.webhooks import Webhooks
 from perdure.sdk.errors import CallTimedOut, ConnectionLost
 from perdure.wire import public
 
@@ -29,7 +30,7 @@ Model = TypeVar("Model", bound=public.Answer)
 Page = TypeVar("Page", bound=public.Paged)
 
 
-class Client(Durable):
+class Client(Durable, Webhooks):
     """A connection to one server. Without arguments it finds the server as the CLI does.
 
     ``timeout_s`` bounds how long any one call waits for its answer, repetitions included (None: as long as it takes); a call that
@@ -367,43 +368,6 @@ class Client(Durable):
                 raise ConnectionLost("The server ended the feed.")
             except PerdureError as error:
                 pause(reader.broke(error))
-
-    def create_webhook(self, url: str, events: Sequence[str] = ()) -> public.CreatedWebhook:
-        """Send the tenant's events (of these kinds; none: all) to a URL from now on, signed by the scheme of Standard Webhooks.
-        No other answer ever has the ``secret``.
-
-        >>> created = client.create_webhook("https://example.com/hook", ["hibernated", "failed"])
-        >>> created.secret
-        'whsec_...'
-        """
-        body = _core.checked(public.CreateWebhook, url=url, events=list(events))
-        return self.fetch(_core.post("/v1/webhooks", body.model_dump(mode="json")), public.CreatedWebhook)
-
-    def webhooks(self) -> list[public.WebhookInfo]:
-        """Oldest first, with what is still to be delivered and what was given up.
-
-        >>> created = client.create_webhook("https://example.com/hook")
-        >>> [(one.url, one.pending) for one in client.webhooks()]
-        [('https://example.com/hook', 0)]
-        """
-        return (self.fetch(_core.get("/v1/webhooks"), public.WebhookList)).webhooks
-
-    def remove_webhook(self, webhook_id: str) -> None:
-        """What was still to be delivered is not any more.
-
-        >>> created = client.create_webhook("https://example.com/hook")
-        >>> client.remove_webhook(created.webhook.id)
-        """
-        self.request(Call("DELETE", f"/v1/webhooks/{quote(webhook_id, safe='')}"))
-
-    def test_webhook(self, webhook_id: str) -> public.WebhookTested:
-        """Have an event of the kind ``test`` sent now, once, and say what became of it.
-
-        >>> created = client.create_webhook("https://example.com/hook")
-        >>> (client.test_webhook(created.webhook.id)).delivered
-        True
-        """
-        return self.fetch(_core.post(f"/v1/webhooks/{quote(webhook_id, safe='')}/test"), public.WebhookTested)
 
     # -------------------------------------------------------------------------------------------------------- keys, tenants
 

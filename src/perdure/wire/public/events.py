@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from perdure.wire.public.common import Answer, Body, Text
+from perdure.wire.public.common import Answer, Body, Paged, Text
 
 
 class FeedEvent(Answer):
@@ -59,6 +59,36 @@ class CreatedWebhook(Answer):
 
 class WebhookList(Answer):
     webhooks: list[WebhookInfo]
+
+
+class DeliveryInfo(Answer):
+    """An event that is still to be delivered (``pending``), or was given up (``failed``). Delivered ones are in no list."""
+
+    seq: int = Field(description="The event's number in the feed.")
+    at: datetime
+    kind: str
+    workspace_id: str | None = Field(default=None, description="null: it is about the tenant as a whole.")
+    workspace: str | None = Field(default=None, description="The workspace's name.")
+    state: str
+    attempts: int = Field(description="Those that were begun, since it happened or was sent again.")
+    due_at: datetime | None = Field(default=None, description="Of the next attempt; null: nobody tries any more.")
+    last_error: str
+
+
+class DeliveryList(Paged):
+    deliveries: list[DeliveryInfo]
+
+
+class Redeliver(Body):
+    """``events``: numbers of events that were given up; none means all."""
+
+    events: list[Annotated[int, Field(ge=1, lt=1 << 63)]] = Field(default_factory=list, max_length=1000)
+
+
+class Redelivered(Answer):
+    """The numbers of the events that are sent again, the lowest first."""
+
+    events: list[int]
 
 
 class WebhookTested(Answer):
