@@ -174,7 +174,7 @@ async def _running(settings: Settings, ending: Ending) -> AsyncIterator[ApiServe
             settings=settings,
             clock=clock,
             ports=control.ports,
-            shares=ShareService(database, _derived(settings, tokens.PURPOSE)),
+            shares=ShareService(database, _derived(settings, tokens.PURPOSE), clock),
             gauges=ServerGauges(database, control.workspaces, control.node).read,
             quotas=Quotas(database),
             audit=audit,

@@ -10,11 +10,12 @@ from datetime import timedelta
 
 from perdure.access import tokens
 from perdure.access.model import Principal
-from perdure.access.shares import Link, NotShared, PortRef, Share, judge
+from perdure.access.shares import Link, NotShared, PortRef, Share, SharedLink, judge
 from perdure.access.tokens import Grant
-from perdure.core.clock import Clock
+from perdure.core.clock import Clock, epoch_ms
 from perdure.core.errors import NotFound
-from perdure.core.ids import WorkspaceId
+from perdure.core.ids import LinkId, WorkspaceId, mint
+from perdure.core.paging import WHOLE, Page, Place
 from perdure.workspaces.model import Workspace
 
 KEY = b"k" * 32
@@ -27,6 +28,7 @@ class FakeShares:
         self._rows = rows
         self._clock = clock
         self._shares: dict[tuple[WorkspaceId, int], tuple[Share, int]] = {}
+        self._links: dict[LinkId, tuple[WorkspaceId, SharedLink]] = {}
         self._series = itertools.count(1)
 
     def _find(self, ref: str) -> Workspace:
@@ -37,14 +39,39 @@ class FakeShares:
 
     def forget(self) -> None:
         self._shares.clear()
+        self._links.clear()
 
     async def share(self, caller: Principal, ref: str, port: int, *, expires_s: float) -> Link:
-        until = self._clock.now() + timedelta(seconds=expires_s)
+        now = self._clock.now()
+        until = now + timedelta(seconds=expires_s)
         share, series = self._put(caller, ref, port)
         share = replace(share, links_until=max(until, share.links_until or until))
         self._shares[share.workspace_id, port] = share, series
-        grant = Grant(share.tenant_id, share.workspace_id, port, math.ceil(until.timestamp()), series)
-        return Link(share, tokens.sign(KEY, grant), until)
+        link = SharedLink(LinkId(mint("lnk", now_ms=epoch_ms(self._clock))), port, until, now, caller.name)
+        self._links[link.id] = share.workspace_id, link
+        grant = Grant(share.tenant_id, share.workspace_id, port, math.ceil(until.timestamp()), series, link.id)
+        return Link(share, tokens.sign(KEY, grant), link)
+
+    async def links(self, caller: Principal, ref: str, port: int | None = None, page: Page = WHOLE) -> list[SharedLink]:
+        row, now = self._find(ref), self._clock.now()
+        ours = [link for owner, link in self._links.values() if owner == row.id and link.until > now]
+        found = [link for link in ours if port in {None, link.port} and page.holds(Place(link.made_at, link.id))]
+        return sorted(found, key=lambda link: (link.made_at, link.id))[: page.sought]
+
+    async def revoke(self, caller: Principal, ref: str, link_id: str) -> None:
+        row = self._find(ref)
+        link = next((one for one in await self.links(caller, ref) if one.id == link_id), None)
+        if link is None:
+            raise NotFound(
+                f"There is no link {link_id!r} of {ref!r} that counts.", hint="'perdure share NAME --links' lists those that do."
+            )
+        del self._links[link.id]
+        share, series = self._shares[row.id, link.port]
+        last = max((one.until for one in await self.links(caller, ref, link.port)), default=None)
+        if last is None and not share.is_public:
+            del self._shares[row.id, link.port]
+        else:
+            self._shares[row.id, link.port] = replace(share, links_until=last), series
 
     async def publish(self, caller: Principal, ref: str, port: int) -> Share:
         share, series = self._put(caller, ref, port)
@@ -57,8 +84,10 @@ class FakeShares:
         return self._shares.get((row.id, port)) or (made, next(self._series))
 
     async def unshare(self, caller: Principal, ref: str, port: int) -> None:
-        if self._shares.pop((self._find(ref).id, port), None) is None:
+        row = self._find(ref)
+        if self._shares.pop((row.id, port), None) is None:
             raise NotFound(f"Port {port} of {ref!r} is not shared.", hint="'perdure share NAME' lists what is.")
+        self._links = {key: (owner, link) for key, (owner, link) in self._links.items() if (owner, link.port) != (row.id, port)}
 
     async def shared(self, caller: Principal, ref: str) -> list[Share]:
         row = self._find(ref)
@@ -70,8 +99,10 @@ class FakeShares:
             raise NotShared("This is not a share link of this server.")
         row = self._rows().get(grant.workspace_id)
         share, series = self._shares.get((grant.workspace_id, grant.port), (None, 0))
-        found = share if row is not None and series == grant.series else None
-        return judge(grant, to, row.name if row else None, found, self._clock.now().timestamp())
+        now_s = self._clock.now().timestamp()
+        is_there = grant.link is None or grant.link in self._links or grant.until_s <= now_s
+        found = share if row is not None and is_there and series == grant.series else None
+        return judge(grant, to, row.name if row else None, found, now_s)
 
     async def public(self, to: PortRef) -> Share | None:
         for share, _ in self._shares.values():

@@ -1,4 +1,5 @@
-"""Which ports of workspaces others may reach without a key, in the database. The links themselves are kept nowhere."""
+"""Which ports of workspaces others may reach without a key, in the database: what is shared, and which links count. The links'
+tokens are kept nowhere."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ from typing import Any, Protocol
 from perdure.access import tokens
 from perdure.access.model import Principal
 from perdure.access.tokens import Grant
-from perdure.core.errors import Forbidden, NotFound, Unauthenticated
-from perdure.core.ids import TenantId, WorkspaceId
+from perdure.core.clock import Clock, epoch_ms
+from perdure.core.errors import Conflict, Forbidden, NotFound, Unauthenticated
+from perdure.core.ids import LinkId, TenantId, WorkspaceId, mint
+from perdure.core.paging import WHOLE, Page
 from perdure.db.database import Database
 from perdure.journal.entries import canonical
 
 SERIES_BITS = 62
+#: Of one port that count at the same time.
+LINKS_MAX = 1000
 
 
 class NotShared(Unauthenticated):
@@ -53,12 +58,23 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLink:
+    """A link that counts. Its token is known to whom it was given."""
+
+    id: LinkId
+    port: int
+    until: datetime
+    made_at: datetime
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
-    """A share's new link: its token, and until when that counts."""
+    """A share's new link with its token."""
 
     share: Share
     token: str
-    until: datetime
+    link: SharedLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,15 @@ class Shares(Protocol):
         """Let in everybody, until the port is unshared."""
         ...
 
+    async def links(self, caller: Principal, ref: str, port: int | None = None, page: Page = WHOLE) -> list[SharedLink]:
+        """Those that count, of one port or all, the oldest first; ``page.sought`` of them where there are so many. None of a
+        workspace that is not there."""
+        ...
+
+    async def revoke(self, caller: Principal, ref: str, link_id: str) -> None:
+        """Take back one link; the port's others go on to count. Raises NotFound for one that does not count."""
+        ...
+
     async def unshare(self, caller: Principal, ref: str, port: int) -> None:
         """Take back all links of a port, and that it is public. Raises NotFound when it is not shared."""
         ...
@@ -101,29 +126,62 @@ class Shares(Protocol):
 class ShareService:
     """Implements ``Shares``; ``key`` is derived from the master key for ``tokens.PURPOSE``."""
 
-    def __init__(self, database: Database, key: bytes) -> None:
+    def __init__(self, database: Database, key: bytes, clock: Clock) -> None:
         self._database = database
         self._key = key
+        self._clock = clock
 
     async def share(self, caller: Principal, ref: str, port: int, *, expires_s: float) -> Link:
-        row = await self._put(caller, ref, port, expires_s, is_public=False)
-        found, until = _share(row), row["until"]
-        grant = Grant(found.tenant_id, found.workspace_id, port, math.ceil(until.timestamp()), int(row["series"]))
-        return Link(found, tokens.sign(self._key, grant), until)
+        link_id = LinkId(mint("lnk", now_ms=epoch_ms(self._clock)))
+        row = await self._put(caller, ref, port, {"link": link_id, "expires_s": expires_s})
+        found = _share(row)
+        link = SharedLink(link_id, port, row["until"], row["made_at"], caller.name)
+        until_s = math.ceil(link.until.timestamp())
+        grant = Grant(found.tenant_id, found.workspace_id, port, until_s, int(row["series"]), link_id)
+        return Link(found, tokens.sign(self._key, grant), link)
 
     async def publish(self, caller: Principal, ref: str, port: int) -> Share:
-        return _share(await self._put(caller, ref, port, None, is_public=True))
+        return _share(await self._put(caller, ref, port, {"public": True}))
 
-    async def _put(self, caller: Principal, ref: str, port: int, expires_s: float | None, *, is_public: bool) -> dict[str, Any]:
-        body = {"port": port, "by": caller.name, **({"public": True} if is_public else {"expires_s": expires_s})}
+    async def _put(self, caller: Principal, ref: str, port: int, what: dict[str, Any]) -> dict[str, Any]:
         row = await self._database.one(
             "shares.put",
-            **{"tenant_id": caller.tenant_id, "ref": ref, "port": port, "expires_s": expires_s, "is_public": is_public},
-            **{"series": secrets.randbits(SERIES_BITS), "by": caller.name, "body": canonical(body)},
+            **{"tenant_id": caller.tenant_id, "ref": ref, "port": port, "most": LINKS_MAX},
+            **{"link_id": what.get("link"), "expires_s": what.get("expires_s"), "is_public": "public" in what},
+            **{"series": secrets.randbits(SERIES_BITS), "by": caller.name},
+            body=canonical({"port": port, "by": caller.name, **what}),
         )
         if row is None:
             raise _no_workspace(ref)
+        if row["port"] is None:
+            raise Conflict(
+                f"{LINKS_MAX} links of port {port} count already.",
+                hint=f"Take some back: perdure unshare NAME {port}, or --link ID.",
+            )
         return row
+
+    async def links(self, caller: Principal, ref: str, port: int | None = None, page: Page = WHOLE) -> list[SharedLink]:
+        rows = await self._database.all(
+            "shares.links",
+            **{"tenant_id": caller.tenant_id, "ref": ref, "port": port},
+            **{"after_at": page.after_at, "after_id": page.after_id, "limit": page.sought},
+        )
+        return [SharedLink(LinkId(row["id"]), row["port"], row["until"], row["made_at"], row["made_by"]) for row in rows]
+
+    async def revoke(self, caller: Principal, ref: str, link_id: str) -> None:
+        async with self._database.transaction() as tx:  # each statement sees what was committed before the lock was had
+            at = await tx.one("shares.lock", tenant_id=caller.tenant_id, ref=ref)
+            if at is None:
+                raise _no_workspace(ref)
+            which = {"tenant_id": caller.tenant_id, "workspace_id": at["id"]}
+            gone = await tx.one("shares.revoke", **which, id=link_id)
+            if gone is None:
+                raise NotFound(
+                    f"There is no link {link_id!r} of {ref!r} that counts.",
+                    hint="'perdure share NAME --links' lists those that do.",
+                )
+            body = canonical({"port": gone["port"], "link": link_id, "by": caller.name})
+            await tx.one("shares.revoked", **which, **gone, generation=at["generation"], body=body)
 
     async def unshare(self, caller: Principal, ref: str, port: int) -> None:
         body = canonical({"port": port, "by": caller.name})
@@ -143,9 +201,12 @@ class ShareService:
         grant = tokens.read(self._key, token)
         if grant is None:
             raise NotShared("This is not a share link of this server.")
-        row = await self._database.one("shares.of_grant", workspace_id=grant.workspace_id, port=grant.port)
+        row = await self._database.one("shares.of_grant", workspace_id=grant.workspace_id, port=grant.port, link=grant.link)
         assert row is not None, "the clock is always there"
-        return judge(grant, to, row["name"], _share(row) if row["series"] == grant.series else None, float(row["now_s"]))
+        now_s = float(row["now_s"])
+        # Rows of links that have ended go by and by: of those the token itself says why it counts no more.
+        is_there = grant.link is None or row["has_link"] or grant.until_s <= now_s
+        return judge(grant, to, row["name"], _share(row) if is_there and row["series"] == grant.series else None, now_s)
 
     async def public(self, to: PortRef) -> Share | None:
         row = await self._database.one("shares.public", ref=to.ref, port=to.port, tenant_id=to.tenant_id)
@@ -153,8 +214,9 @@ class ShareService:
 
 
 def judge(grant: Grant, to: PortRef, name: str | None, share: Share | None, now_s: float) -> Share:
-    """Whether what a token grants counts for the port that was asked for. ``share`` is that of the token's series, if it is still
-    there; ``name`` is the workspace's. What is said of a token of another port is the same whether there is one here or not."""
+    """Whether what a token grants counts for the port that was asked for. ``share`` is that of the token's series, if it and the
+    token's own link are still there; ``name`` is the workspace's. What is said of a token of another port is the same whether
+    there is one here or not."""
     is_named = to.tenant_id in {None, grant.tenant_id} and to.ref == name
     if grant.port != to.port or not (to.ref == grant.workspace_id or is_named):
         raise ShareElsewhere("This share link is for another port.", hint="Open it as it was given to you.")

@@ -115,6 +115,8 @@ NEEDS: Mapping[str, Need] = {
     "list_shares": READ,
     "share_port": OPERATE,  # it lets others in
     "unshare_port": OPERATE,
+    "list_links": READ,
+    "revoke_link": OPERATE,
     "get_program": INVOKE,
     "set_program": OPERATE,
     "unset_program": OPERATE,

@@ -129,7 +129,7 @@ COMMANDS = (
         "share:share",
         "Make a link that lets whoever has it reach a port of a workspace; without PORT: list what is shared.",
     ),
-    Entry("unshare", "share:unshare", "Take back every link of a port of a workspace, and that it is public."),
+    Entry("unshare", "share:unshare", "Take back every link of a port of a workspace, and that it is public; or one link."),
     Entry(
         "replay",
         "replay:replay",

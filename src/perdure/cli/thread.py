@@ -194,6 +194,11 @@ def _webhook_failed(_entry: public.LogEntry, body: Body) -> list[str]:
     return [f"{body.get('webhook_id')}", f"event {body.get('event_seq')} was given up", str(body.get("error")).removesuffix(".")]
 
 
+def _shared(_entry: public.LogEntry, body: Body) -> list[str]:
+    until = f"by a link for {duration(float(body['expires_s']))}" if body.get("expires_s") else ""
+    return [f"port {body.get('port')}", "to everybody" if body.get("public") else until, str(body.get("link") or ""), _by(body)]
+
+
 def _anything(_entry: public.LogEntry, body: Body) -> list[str]:
     """Of a kind that this version does not know: what is short."""
     known = {"event", "from", "to", "alive_until"}
@@ -215,5 +220,6 @@ _TELLERS = {
     "snapshot-named": _named,
     "snapshot-removed": _removed,
     "webhook-failed": _webhook_failed,
+    **dict.fromkeys(("port-shared", "port-unshared", "link-revoked"), _shared),
     **dict.fromkeys(("running", "hibernating", "hibernated", "waking", "failed", "deleted", "salvaged", "detail"), _moved),
 }

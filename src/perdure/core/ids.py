@@ -25,11 +25,12 @@ BaseId = NewType("BaseId", str)
 RequestId = NewType("RequestId", str)
 KeyId = NewType("KeyId", str)
 WebhookId = NewType("WebhookId", str)
+LinkId = NewType("LinkId", str)
 
 DEFAULT_TENANT = TenantId("ten_default")
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ID = re.compile(r"^(ten|ws|snp|nod|exe|exn|wrk|dsk|seg|bas|req|try|key|whk|msg)_[0-9a-z_]{1,40}")
+_ID = re.compile(r"^(ten|ws|snp|nod|exe|exn|wrk|dsk|seg|bas|req|try|key|whk|msg|lnk)_[0-9a-z_]{1,40}")
 #: Workspace names: DNS-label characters, so that a name can be a host name. ``@`` starts the part Perdure adds (``demo@lost-…``).
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?(@[a-z0-9][a-z0-9-]{0,40})?$")
 USER_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from perdure.access import shares, tokens
 from perdure.access.model import LOCAL, Principal
 from perdure.access.shares import NotShared, PortRef, ShareElsewhere, ShareExpired, ShareRevoked, ShareService
-from perdure.core.errors import NotFound
+from perdure.core.errors import Conflict, NotFound
 from perdure.core.ids import DEFAULT_TENANT, TenantId
+from perdure.core.paging import Page, Place
 from perdure.core.scopes import KeyScope
 from perdure.journal.entries import Journal
 from perdure.workspaces.model import Workspace
@@ -24,7 +27,7 @@ class Shared:
     def __init__(self, plane: ControlPlane, workspace: Workspace) -> None:
         self.plane = plane
         self.workspace = workspace
-        self.service = ShareService(plane.database, KEY)
+        self.service = ShareService(plane.database, KEY, plane.clock)
 
     @property
     def to(self) -> PortRef:
@@ -82,7 +85,7 @@ async def test_what_is_taken_back_never_counts_again(shared: Shared) -> None:
 
 
 async def test_tokens_of_another_server_or_of_another_port(shared: Shared) -> None:
-    foreign = ShareService(shared.plane.database, b"f" * 32)
+    foreign = ShareService(shared.plane.database, b"f" * 32, shared.plane.clock)
     with pytest.raises(NotShared):
         await shared.service.admit((await foreign.share(LOCAL, "demo", 80, expires_s=60)).token, shared.to)
     token = await shared.token()
@@ -111,7 +114,7 @@ async def test_a_public_port_by_id_and_by_name(shared: Shared) -> None:
 
 
 async def test_another_tenant_finds_nothing(shared: Shared) -> None:
-    await shared.token()
+    link = (await shared.service.share(LOCAL, "demo", 80, expires_s=60)).link
     for ref in ("demo", shared.workspace.id):
         with pytest.raises(NotFound, match="There is no workspace"):
             await shared.service.share(OTHER, ref, 80, expires_s=60)
@@ -119,6 +122,9 @@ async def test_another_tenant_finds_nothing(shared: Shared) -> None:
             await shared.service.unshare(OTHER, ref, 80)
         with pytest.raises(NotFound, match="There is no workspace"):
             await shared.service.shared(OTHER, ref)
+        with pytest.raises(NotFound, match="There is no workspace"):
+            await shared.service.revoke(OTHER, ref, link.id)
+        assert await shared.service.links(OTHER, ref) == []
     assert len(await shared.service.shared(LOCAL, "demo")) == 1
 
 
@@ -148,14 +154,18 @@ async def test_forks_and_rewinds(shared: Shared) -> None:
 
 
 async def test_the_thread_says_who_let_others_in(shared: Shared) -> None:
-    await shared.token(expires_s=90)
+    link = (await shared.service.share(LOCAL, "demo", 80, expires_s=90)).link
     await shared.service.publish(LOCAL, "demo", 81)
+    second = (await shared.service.share(LOCAL, "demo", 80, expires_s=90)).link
+    await shared.service.revoke(LOCAL, "demo", link.id)
     await shared.service.unshare(LOCAL, "demo", 80)
     entries = await shared.plane.service.log(CTX, "demo")
-    told = [(entry.kind, dict(entry.body)) for entry in entries if "shared" in entry.kind]
+    told = [(entry.kind, dict(entry.body)) for entry in entries if "shared" in entry.kind or "link" in entry.kind]
     assert told == [
-        ("port-shared", {"port": 80, "by": "local", "expires_s": 90}),
+        ("port-shared", {"port": 80, "by": "local", "link": link.id, "expires_s": 90}),
         ("port-shared", {"port": 81, "by": "local", "public": True}),
+        ("port-shared", {"port": 80, "by": "local", "link": second.id, "expires_s": 90}),
+        ("link-revoked", {"port": 80, "by": "local", "link": link.id}),
         ("port-unshared", {"port": 80, "by": "local"}),
     ]
     assert entries[-1].generation == shared.workspace.generation
@@ -168,3 +178,100 @@ async def test_many_at_once_share_one_series(shared: Shared) -> None:
     for token in tokens[:-1]:
         await shared.service.admit(str(token), shared.to)
     assert len(await shared.service.shared(LOCAL, "demo")) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- single links
+
+
+async def test_one_link_is_taken_back_and_the_others_count(shared: Shared) -> None:
+    first, second = [await shared.service.share(LOCAL, "demo", 80, expires_s=seconds) for seconds in (600, 60)]
+    assert [one.id for one in await shared.service.links(LOCAL, "demo")] == [first.link.id, second.link.id]
+    await shared.service.revoke(LOCAL, "demo", first.link.id)
+    with pytest.raises(ShareRevoked):
+        await shared.service.admit(first.token, shared.to)
+    assert (await shared.service.admit(second.token, shared.to)).links_until == second.link.until, "links end sooner now"
+    with pytest.raises(NotFound, match="that counts"):
+        await shared.service.revoke(LOCAL, "demo", first.link.id)
+    third = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    with pytest.raises(ShareRevoked):
+        await shared.service.admit(first.token, shared.to)
+    await shared.service.admit(third.token, shared.to)
+
+
+async def test_with_its_last_link_a_port_is_private_again(shared: Shared) -> None:
+    link = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    await shared.service.revoke(LOCAL, "demo", link.link.id)
+    assert await shared.service.shared(LOCAL, "demo") == []
+    open_to_all = await shared.service.share(LOCAL, "demo", 81, expires_s=60)
+    await shared.service.publish(LOCAL, "demo", 81)
+    await shared.service.revoke(LOCAL, "demo", open_to_all.link.id)
+    (share,) = await shared.service.shared(LOCAL, "demo")
+    assert (share.port, share.is_public, share.links_until) == (81, True, None)
+
+
+async def test_links_that_have_ended_are_not_listed_and_go(shared: Shared) -> None:
+    short = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    long = await shared.service.share(LOCAL, "demo", 80, expires_s=600)
+    shared.plane.database.shift_clock(120)
+    assert [one.id for one in await shared.service.links(LOCAL, "demo")] == [long.link.id]
+    with pytest.raises(NotFound, match="that counts"):
+        await shared.service.revoke(LOCAL, "demo", short.link.id)
+    await shared.token()  # sweeps
+    with pytest.raises(ShareExpired):
+        await shared.service.admit(short.token, shared.to)
+
+
+async def test_links_by_port_and_in_pages(shared: Shared) -> None:
+    made = [(await shared.service.share(LOCAL, "demo", port, expires_s=60)).link for port in (80, 81, 80, 80)]
+    assert [one.id for one in await shared.service.links(LOCAL, "demo", 80)] == [made[0].id, made[2].id, made[3].id]
+    assert [one.port for one in await shared.service.links(LOCAL, "demo")] == [80, 81, 80, 80]
+    seen, after = [], None
+    while len(found := await shared.service.links(LOCAL, "demo", None, Page(1, after))) > 1:
+        seen.append(found[0])
+        after = Place(found[0].made_at, found[0].id)
+    assert [*seen, *found] == made
+
+
+async def test_what_is_unshared_has_no_links_left(shared: Shared) -> None:
+    first = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    await shared.service.unshare(LOCAL, "demo", 80)
+    assert await shared.service.links(LOCAL, "demo") == []
+    await shared.token()
+    with pytest.raises(ShareRevoked):
+        await shared.service.admit(first.token, shared.to)
+
+
+async def test_a_link_of_the_time_before_links_had_ids_counts_as_long_as_its_series(shared: Shared) -> None:
+    made = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    grant = tokens.read(KEY, made.token)
+    assert grant is not None
+    older = tokens.sign(KEY, replace(grant, link=None))
+    await shared.service.admit(older, shared.to)
+    await shared.service.unshare(LOCAL, "demo", 80)
+    with pytest.raises(ShareRevoked):
+        await shared.service.admit(older, shared.to)
+
+
+async def test_a_port_has_only_so_many_links(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "LINKS_MAX", 2)
+    first = await shared.service.share(LOCAL, "demo", 80, expires_s=60)
+    await shared.token()
+    with pytest.raises(Conflict, match="2 links of port 80 count already"):
+        await shared.token()
+    await shared.service.publish(LOCAL, "demo", 80)
+    await shared.service.revoke(LOCAL, "demo", first.link.id)
+    await shared.token()
+    entries = await shared.plane.service.log(CTX, "demo")
+    assert sum(entry.kind == "port-shared" for entry in entries) == 4, "a refusal is none"
+
+
+async def test_links_made_and_taken_back_at_the_same_time(shared: Shared) -> None:
+    """A link that was made while another one's end was being written still counts."""
+    for _ in range(5):
+        last = await shared.service.share(LOCAL, "demo", 80, expires_s=600)
+        made, _ = await asyncio.gather(
+            shared.service.share(LOCAL, "demo", 80, expires_s=60), shared.service.revoke(LOCAL, "demo", last.link.id)
+        )
+        assert (await shared.service.admit(made.token, shared.to)).links_until == made.link.until
+        await shared.service.revoke(LOCAL, "demo", made.link.id)
+        assert await shared.service.shared(LOCAL, "demo") == []

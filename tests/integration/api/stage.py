@@ -85,7 +85,7 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
         async with control_plane(settings=settings) as plane:
             access, feed = AccessService(plane.database, plane.clock, KEY, SIGNING_KEY), Feed(plane.database)
             audit = Audit(plane.database, plane.clock, "test", settings.audit_keep_days)
-            shares = ShareService(plane.database, b"k" * 32)
+            shares = ShareService(plane.database, b"k" * 32, plane.clock)
             webhooks = WebhookService(WebhookParts(plane.database, plane.clock, feed, Sender(_nobody), _anywhere, b"r" * 32))
             real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
             real["keyed_execs"] = KeyedExecs(StoredExecKeys(plane.database))

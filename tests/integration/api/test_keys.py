@@ -86,7 +86,14 @@ def filled(path: str, **names: str) -> str:
 
 
 def absent(path: str) -> str:
-    names = {"ref": "absent", "exec_id": "exe_1", "snapshot": "absent", "tenant": "absent", "callback_id": "absent"}
+    names = {
+        "ref": "absent",
+        "exec_id": "exe_1",
+        "snapshot": "absent",
+        "tenant": "absent",
+        "callback_id": "absent",
+        "link_id": "lnk_1",
+    }
     return filled(path, **names, port="80", upload_id=UPLOAD, invocation="1")
 
 
@@ -177,7 +184,7 @@ async def prepared(staged: Stage) -> tuple[str, str]:
 async def told(staged: Stage, secret: str, name: str, ref: str, snapshot: str) -> tuple[int, bytes]:
     """Status and body, the names that were asked for taken out of it."""
     method, path = ROUTES[name]
-    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80", upload_id=UPLOAD, invocation="1")
+    path = filled(path, ref=ref, exec_id="exe_1", snapshot=snapshot, port="80", upload_id=UPLOAD, invocation="1", link_id="lnk_1")
     response = await staged.ask(secret, method, path, **BODIES.get(name, {}))
     return response.status_code, response.content.replace(ref.encode(), b"REF").replace(snapshot.encode(), b"SNAPSHOT")
 

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.core.config import Settings
 from perdure.core.errors import Conflict, InvalidRequest, NotFound
-from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace
+from perdure.sdk import AsyncClient, AsyncWorkspace, Client, Workspace, _core
 from tests.fakes.api_server import FakeServer
 from tests.fakes.workspaces import KEY
 from tests.integration.api.programs import BEARER, DEADLINE_S, Echo, by_path, host_of, http, port, ported, server
@@ -88,6 +88,38 @@ def test_shares_of_a_workspace(server: FakeServer, demo: Workspace, http: httpx2
         demo.ports.unshare(8080)
 
 
+def test_links_one_by_one(
+    server: FakeServer, demo: Workspace, http: httpx2.Client, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [demo.ports.share(port), demo.ports.share(8080), demo.ports.share(port)]
+    monkeypatch.setattr(_core, "PAGE", 2)
+    assert [one.id for one in demo.ports.links()] == [one.link_id for one in made]
+    assert [(one.id, one.expires_at, one.made_by) for one in demo.ports.links(8080)] == [
+        (made[1].link_id, made[1].expires_at, "local")
+    ]
+    first, _, last = made
+    assert first.link_id is not None and first.token is not None and last.token is not None
+    assert first.token not in "".join(one.model_dump_json() for one in demo.ports.links())
+    demo.ports.revoke_link(first.link_id)
+    refused = http.get(by_path(port), headers={"perdure-share": first.token})
+    assert (refused.status_code, refused.headers["perdure-reason"]) == (401, "share_revoked")
+    assert http.get(by_path(port), headers={"perdure-share": last.token}).status_code == 200
+    for link_id in (first.link_id, "lnk_absent", "%2e"):
+        with pytest.raises(NotFound, match="that counts"):
+            demo.ports.revoke_link(link_id)
+    (branch,) = demo.fork(names=["branch"])
+    assert isinstance(branch, Workspace)
+    with pytest.raises(NotFound):
+        branch.ports.revoke_link(str(last.link_id))
+    assert demo.ports.share(8081, is_public=True).link_id is None
+    demo.ports.unshare(port)
+    assert [one.id for one in demo.ports.links()] == [made[1].link_id]
+    for number in (0, 65536):
+        with pytest.raises(InvalidRequest):
+            demo.ports.links(number)
+        assert http.get("/v1/workspaces/demo/links", params={"port": number}, headers=BEARER).status_code == 422
+
+
 def test_shares_that_make_no_sense(demo: Workspace, http: httpx2.Client) -> None:
     for number in (0, 65536, -1):
         with pytest.raises(InvalidRequest):
@@ -160,7 +192,8 @@ def test_the_command_line_shares(perdure: Run, demo: Workspace, server: FakeServ
     made = perdure(f"share demo {port} --expires 30min")
     url = made.out.strip()
     assert url.startswith(f"http://{host_of(server, port)}/?perdure_share=pds_")
-    assert made.err.startswith("Whoever has this link may go in until 20") and made.err.endswith(" UTC.\n")
+    (link,) = demo.ports.links(port)
+    assert made.err.startswith(f"Whoever has this link ({link.id}) may go in until 20") and made.err.endswith(" UTC.\n")
     token = url.partition("=")[2]
     assert http.get(by_path(port), headers={"perdure-share": token}).status_code == 200
     opened = perdure(f"share demo {port} --public")
@@ -170,6 +203,16 @@ def test_the_command_line_shares(perdure: Run, demo: Workspace, server: FakeServ
     assert perdure("share demo --json").json["shares"][0]["port"] == port
     assert perdure(f"unshare demo {port}").out == f"Port {port} of demo is private again\n"
     assert http.get(by_path(port), headers={"perdure-share": token}).headers["perdure-reason"] == "share_revoked"
+    assert perdure("share demo --links").out == "No link counts. Make one with 'perdure share NAME PORT'.\n"
+    made_json = perdure(f"share demo {port} --json").json
+    header, row = perdure(f"share demo {port} --links").out.splitlines()
+    assert header.split()[:2] == ["LINK", "PORT"] and row.split()[:2] == [made_json["link_id"], str(port)]
+    taken_back = made_json["link_id"]
+    perdure(f"share demo {port}")
+    assert len(perdure("share demo --links --json").json["links"]) == 2
+    assert perdure(f"unshare demo --link {taken_back}").out == f"The link {taken_back} of demo counts no more\n"
+    again = perdure(f"unshare demo --link {taken_back} --json")
+    assert (again.code, again.error["code"]) == (1, "not_found")
     made_json = perdure(f"share demo {port} --json").json
     assert made_json["token"] in made_json["url"] and not made_json["share"]["public"]
     assert perdure(f"unshare demo {port} --json").json == {"workspace": demo.id, "port": port}
@@ -185,6 +228,11 @@ def test_the_command_line_shares(perdure: Run, demo: Workspace, server: FakeServ
         ("share demo 0", "0 is not a TCP port."),
         ("share absent 80", "There is no workspace 'absent'."),
         ("unshare demo 80", "is not shared."),
+        ("unshare demo", "a port or one link?"),
+        ("unshare demo 80 --link lnk_1", "a port or one link?"),
+        ("unshare demo --link lnk_1", "There is no link 'lnk_1'"),
+        ("share demo --links --public", "--links lists what there is."),
+        ("share demo 80 --links --expires 1h", "--links lists what there is."),
     ],
 )
 def test_mistakes_on_the_command_line(perdure: Run, demo: Workspace, line: str, message: str) -> None:

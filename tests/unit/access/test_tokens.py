@@ -13,7 +13,7 @@ from perdure.access import tokens
 from perdure.access.shares import PortRef, Share, ShareElsewhere, ShareExpired, ShareRevoked, judge
 from perdure.access.tokens import Grant
 from perdure.core.errors import PerdureError
-from perdure.core.ids import DEFAULT_TENANT, TenantId, WorkspaceId
+from perdure.core.ids import DEFAULT_TENANT, LinkId, TenantId, WorkspaceId
 
 KEY = b"k" * 32
 WS = WorkspaceId("ws_" + "a" * 26)
@@ -22,9 +22,14 @@ MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 SHARE = Share(DEFAULT_TENANT, WS, 8080, False, MOMENT, MOMENT, "local")
 
 
-@given(port=st.integers(1, 65535), until=st.integers(0, 2**40), series=st.integers(0, 2**62 - 1))
-def test_a_token_says_what_was_signed(port: int, until: int, series: int) -> None:
-    grant = Grant(TenantId("ten_" + "b" * 26), WS, port, until, series)
+@given(
+    port=st.integers(1, 65535),
+    until=st.integers(0, 2**40),
+    series=st.integers(0, 2**62 - 1),
+    link=st.sampled_from([None, LinkId("lnk_" + "c" * 26)]),
+)
+def test_a_token_says_what_was_signed(port: int, until: int, series: int, link: LinkId | None) -> None:
+    grant = Grant(TenantId("ten_" + "b" * 26), WS, port, until, series, link)
     token = tokens.sign(KEY, grant)
     assert tokens.read(KEY, token) == grant
     assert token.replace("-", "a").replace("_", "a").isalnum(), "it stands in a URL and in a cookie as it is"
@@ -43,6 +48,15 @@ def test_no_bit_of_it_can_be_another(at: int, bit: int) -> None:
 def test_what_nobody_signed(text: str) -> None:
     assert tokens.read(KEY, text) is None
     assert tokens.read(KEY, tokens.PREFIX + text) is None
+
+
+def test_a_token_of_the_time_before_links_had_ids_is_read() -> None:
+    """Byte for byte as it was signed then."""
+    given_out = (
+        "pds_BtaYf2qhrZKzegvYKCPyW3Z7W0kcCX2HIMr-XvLDFsl0ZW5fZGVmYXVsdAp3c19hYWFhYWFhYWFhYWFhYWFhYW"
+        "FhYWFhYWFhYQo4MDgwCjIwMDAwMDAwMDAKNw"
+    )
+    assert tokens.read(KEY, given_out) == GRANT and GRANT.link is None
 
 
 def test_another_key_or_one_for_another_purpose() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 
 from perdure.access.shares import Share
-from perdure.api.deps import Bundle, Call
+from perdure.api.deps import Bundle, Call, Paging
 from perdure.api.ingress.names import SHARE_PARAMETER, Domain, id_label, label_of
 from perdure.core.errors import Conflict
 from perdure.core.ids import DEFAULT_TENANT
+from perdure.core.paging import Place, cut
 from perdure.wire import public
 from perdure.workspaces.model import Workspace
 
 router = APIRouter(prefix="/workspaces/{ref}", tags=["ports"])
 Port = Annotated[int, Path(ge=1, le=65535)]
+PortQuery = Annotated[int | None, Query(ge=1, le=65535, description="Of this port only.")]
 _ANYWHERE = {"0.0.0.0", "::", ""}
 
 
@@ -49,8 +51,13 @@ async def share_port(ref: str, body: public.SharePort, call: Call) -> public.Sha
         share = await call.services.shares.publish(call.caller, workspace.id, body.port)
         return public.SharedPort(share=_info(call, workspace, share), url=url, token=None, expires_at=None)
     link = await call.services.shares.share(call.caller, workspace.id, body.port, expires_s=body.expires_s)
-    info = _info(call, workspace, link.share)
-    return public.SharedPort(share=info, url=f"{url}?{SHARE_PARAMETER}={link.token}", token=link.token, expires_at=link.until)
+    return public.SharedPort(
+        share=_info(call, workspace, link.share),
+        url=f"{url}?{SHARE_PARAMETER}={link.token}",
+        token=link.token,
+        link_id=link.link.id,
+        expires_at=link.link.until,
+    )
 
 
 @router.delete("/shares/{port}")
@@ -58,6 +65,27 @@ async def unshare_port(ref: str, port: Port, call: Call) -> public.Done:
     """Take back every link of a port, and that it is public. What is under way ends as it would have."""
     workspace = await call.workspaces.get(call.ctx, ref)
     await call.services.shares.unshare(call.caller, workspace.id, port)
+    return public.Done()
+
+
+@router.get("/links")
+async def list_links(ref: str, call: Call, page: Paging, port: PortQuery = None) -> public.LinkList:
+    """Share links that count, the oldest first, in pages. Those that were given out before links had ids are not among them."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    found = await call.services.shares.links(call.caller, workspace.id, port, page)
+    shown = cut(found, page, lambda one: Place(one.made_at, one.id))
+    links = [
+        public.LinkInfo(id=one.id, port=one.port, expires_at=one.until, made_at=one.made_at, made_by=one.made_by)
+        for one in shown.items
+    ]
+    return public.LinkList(links=links, next_cursor=shown.next_cursor)
+
+
+@router.delete("/links/{link_id}")
+async def revoke_link(ref: str, link_id: str, call: Call) -> public.Done:
+    """Take back one share link. The others of its port go on to count."""
+    workspace = await call.workspaces.get(call.ctx, ref)
+    await call.services.shares.revoke(call.caller, workspace.id, link_id)
     return public.Done()
 
 

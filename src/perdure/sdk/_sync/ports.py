@@ -86,3 +86,23 @@ class Ports:
         [8000]
         """
         return (self._workspace.fetch(_core.get(_core.workspace_path(self._workspace.id, "shares")), public.ShareList)).shares
+
+    def links(self, port: int | None = None) -> builtins.list[public.LinkInfo]:
+        """Share links that count, of one port or of all, the oldest first.
+
+        >>> made = ws.ports.share(8000)
+        >>> [link.id == made.link_id for link in ws.ports.links(8000)]
+        [True]
+        """
+        query = {} if port is None else {"port": _core.checked_port(port)}
+        call = _core.get(_core.workspace_path(self._workspace.id, "links"), limit=_core.PAGE, **query)
+        return [link for page in self._workspace.client.pages(call, public.LinkList) for link in page.links]
+
+    def revoke_link(self, link_id: str) -> None:
+        """Take back one link; the port's others go on to count. Raises NotFound for one that does not count.
+
+        >>> made = ws.ports.share(8000)
+        >>> ws.ports.revoke_link(made.link_id)
+        """
+        call = Call("DELETE", _core.workspace_path(self._workspace.id, "links", link_id))
+        self._workspace.fetch(call, public.Done)

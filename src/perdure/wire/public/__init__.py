@@ -124,7 +124,7 @@ from perdure.wire.public.lineage import (
     SnapshotList,
     SnapshotPlace,
 )
-from perdure.wire.public.ports import PortInfo, SharedPort, ShareInfo, ShareList, SharePort
+from perdure.wire.public.ports import LinkInfo, LinkList, PortInfo, SharedPort, ShareInfo, ShareList, SharePort
 from perdure.wire.public.programs import (
     CUSTOM_PREFIX,
     RUNTIME_PREFIX,
@@ -314,6 +314,8 @@ __all__ = [
     "KeyInfo",
     "KeyList",
     "LeftOutInfo",
+    "LinkInfo",
+    "LinkList",
     "Log",
     "LogChunk",
     "LogEntry",

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from perdure.wire.public.common import Answer, Body
+from perdure.wire.public.common import Answer, Body, Paged
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 
 
 class ShareInfo(Answer):
-    """A port that is shared. Links themselves are kept nowhere."""
+    """A port that is shared. What lets in by a link, its token, is kept nowhere."""
 
     workspace_id: str
     port: int
@@ -22,6 +22,20 @@ class ShareInfo(Answer):
     links_until: datetime | None = Field(description="When the last link that was given out ends; null: there is none.")
     shared_at: datetime
     shared_by: str = Field(description="As in a thread.")
+
+
+class LinkInfo(Answer):
+    """A share link that counts. The link itself, which has its token in it, is kept nowhere."""
+
+    id: str
+    port: int
+    expires_at: datetime
+    made_at: datetime
+    made_by: str = Field(description="As in a thread.")
+
+
+class LinkList(Paged):
+    links: list[LinkInfo]
 
 
 class ShareList(Answer):
@@ -47,10 +61,12 @@ class SharePort(Body):
 
 
 class SharedPort(Answer):
-    """``url`` is the link, with its token in it: whoever has it may go in until ``expires_at``, or until the port is unshared.
-    The token may also be sent as the header Perdure-Share. Null of a public port, which needs none."""
+    """``url`` is the link, with its token in it: whoever has it may go in until ``expires_at``, or until the link (by its
+    ``link_id``) is taken back or the port unshared. The token may also be sent as the header Perdure-Share. Null of a public
+    port, which needs none."""
 
     share: ShareInfo
     url: str
     token: str | None
+    link_id: str | None = None
     expires_at: datetime | None
