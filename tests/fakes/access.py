@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -33,6 +34,10 @@ class FakeAccess:
 
     async def authenticate(self, secret: str) -> Principal | None:
         return OPERATOR if secret == self._operator_key else None
+
+    async def ended(self, key_ids: Collection[KeyId]) -> list[KeyId]:
+        counting = {key.id for key in self._keys if key.state is KeyState.ACTIVE}
+        return [key_id for key_id in key_ids if key_id not in counting]
 
     async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:
         return (OPERATOR, AWS_SECRET) if access_key_id == OPERATOR_KEY_ID else None

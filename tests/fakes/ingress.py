@@ -15,6 +15,7 @@ from perdure.api.ingress.front import PathForm
 from perdure.api.services import Services
 from perdure.api.throttle import Throttle
 from perdure.api.traffic import REQUEST_ID
+from perdure.api.underway import Underway
 from perdure.core.clock import SystemClock
 from perdure.core.config import Settings
 from perdure.core.ids import RequestId
@@ -116,8 +117,8 @@ class Stage:
     def __init__(self, services: Services, workspaces: FakeWorkspaces) -> None:
         self.services = services
         self.workspaces = workspaces
-        self.closing = asyncio.Event()
-        self.app = PathForm(the_api, services, self.closing)
+        self.underway = Underway(services)
+        self.app = PathForm(the_api, services, self.underway)
         self.peers: asyncio.Queue[Peer] = asyncio.Queue()
         self.tasks: list[asyncio.Future[Any]] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -80,8 +80,10 @@ class FakeShares:
 
     def _put(self, caller: Principal, ref: str, port: int) -> tuple[Share, int]:
         row = self._find(ref)
-        made = Share(row.tenant_id, row.id, port, False, None, self._clock.now(), caller.name)
-        return self._shares.get((row.id, port)) or (made, next(self._series))
+        if (found := self._shares.get((row.id, port))) is not None:
+            return found
+        series = next(self._series)
+        return Share(row.tenant_id, row.id, port, False, None, self._clock.now(), caller.name, series), series
 
     async def unshare(self, caller: Principal, ref: str, port: int) -> None:
         row = self._find(ref)
@@ -102,7 +104,17 @@ class FakeShares:
         now_s = self._clock.now().timestamp()
         is_there = grant.link is None or grant.link in self._links or grant.until_s <= now_s
         found = share if row is not None and is_there and series == grant.series else None
-        return judge(grant, to, row.name if row else None, found, now_s)
+        share = judge(grant, to, row.name if row else None, found, now_s)
+        return replace(share, link=grant.link, until_s=grant.until_s)
+
+    async def ended(self, grants: Sequence[Grant]) -> list[Grant]:
+        def counts(grant: Grant) -> bool:
+            _, series = self._shares.get((grant.workspace_id, grant.port), (None, 0))
+            is_there = grant.link is None or grant.link in self._links
+            is_ours = series == grant.series and grant.workspace_id in self._rows()
+            return is_ours and is_there and grant.until_s > self._clock.now().timestamp()
+
+        return [grant for grant in grants if not counts(grant)]
 
     async def public(self, to: PortRef) -> Share | None:
         for share, _ in self._shares.values():

@@ -58,6 +58,7 @@ ALLOW: dict[str, dict[str, str]] = {
         "src/perdure/core/inbox.py::Inbox._attempt": "the top of a job: told to the caller, recorded by the owner's on_defect",
         "src/perdure/api/streams.py::EventStream._pump": "the top of an answer's task; the last line records it",
         "src/perdure/api/streams.py::ServerSentEvents._pump": "the top of an answer's task; the last event records it",
+        "src/perdure/api/underway.py::Underway.watch": "the top of a loop: logged, and the next look comes",
         "src/perdure/journal/feed.py::Feed._run": "the top of a loop: logged, and the next pass comes",
         "src/perdure/webhooks/delivery.py::Deliverer._run": "the top of a loop: logged, and the next pass comes",
         "src/perdure/worker/child.py::invoke": "the top of an invocation: told to the server",

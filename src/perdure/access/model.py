@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -23,6 +24,12 @@ class Principal:
 
     def may(self, needed: KeyScope) -> bool:
         return needed in granted(self.scopes)
+
+    @property
+    def key_id(self) -> KeyId | None:
+        """Of the key with a row, which may end; None for the key file's key, for the Unix socket and for visitors."""
+        kind, _, key_id = self.name.partition(":")
+        return KeyId(key_id) if kind == "key" else None
 
     @property
     def is_operator(self) -> bool:
@@ -79,6 +86,10 @@ class Access(Protocol):
 
     async def authenticate(self, secret: str) -> Principal | None:
         """The principal of an API key; None for one that is unknown, expired or revoked."""
+        ...
+
+    async def ended(self, key_ids: Collection[KeyId]) -> list[KeyId]:
+        """Those of these keys that count no more, whichever server has revoked them."""
         ...
 
     async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:

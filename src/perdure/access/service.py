@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,10 @@ class AccessService:
         # Looked up by its hash: how long that takes tells nothing about a secret, for nobody can make a hash begin like another.
         return await self._find(hashlib.sha256(given).digest())
 
+    async def ended(self, key_ids: Collection[KeyId]) -> list[KeyId]:
+        rows = await self._database.all("keys.ended", ids=list(key_ids))
+        return [KeyId(row["id"]) for row in rows]
+
     async def signer(self, access_key_id: str) -> tuple[Principal, str] | None:
         if access_key_id == OPERATOR_KEY_ID:
             return OPERATOR, self._secret(OPERATOR_KEY_ID)
@@ -70,8 +75,8 @@ class AccessService:
     def pair(self, principal: Principal) -> Pair:
         if principal in {OPERATOR, LOCAL}:
             return Pair(OPERATOR_KEY_ID, self._secret(OPERATOR_KEY_ID))
-        kind, _, key_id = principal.name.partition(":")
-        if kind != "key":
+        key_id = principal.key_id
+        if key_id is None:
             raise Forbidden("Only an API key has a pair for AWS clients.")
         return Pair(key_id, self._secret(key_id))
 

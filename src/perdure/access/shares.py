@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from perdure.db.database import Database
 from perdure.journal.entries import canonical
 
 SERIES_BITS = 62
+#: The end of what was let in by a public port, in seconds since 1970: later than all.
+FOREVER_S = 1 << 40
 #: Of one port that count at the same time.
 LINKS_MAX = 1000
 
@@ -46,7 +49,8 @@ class ShareElsewhere(Forbidden):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A port that is shared: by links, the last of which counts until ``links_until``, or with everybody."""
+    """A port that is shared: by links, the last of which counts until ``links_until``, or with everybody. ``link`` and
+    ``until_s`` are of the link that somebody came by, who was let in (``admit``)."""
 
     tenant_id: TenantId
     workspace_id: WorkspaceId
@@ -55,6 +59,14 @@ class Share:
     links_until: datetime | None
     shared_at: datetime
     shared_by: str
+    series: int = 0
+    link: LinkId | None = None
+    until_s: int = FOREVER_S
+
+    @property
+    def grant(self) -> Grant:
+        """What its visitor has."""
+        return Grant(self.tenant_id, self.workspace_id, self.port, self.until_s, self.series, self.link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,10 @@ class Shares(Protocol):
 
     async def admit(self, token: str, to: PortRef) -> Share:
         """Raises Unauthenticated for a token that is forged, expired or revoked, Forbidden for one of another port."""
+        ...
+
+    async def ended(self, grants: Sequence[Grant]) -> list[Grant]:
+        """Those of these grants that count no more: taken back, expired, or of a workspace that is gone."""
         ...
 
     async def public(self, to: PortRef) -> Share | None:
@@ -206,7 +222,17 @@ class ShareService:
         now_s = float(row["now_s"])
         # Rows of links that have ended go by and by: of those the token itself says why it counts no more.
         is_there = grant.link is None or row["has_link"] or grant.until_s <= now_s
-        return judge(grant, to, row["name"], _share(row) if is_there and row["series"] == grant.series else None, now_s)
+        share = judge(grant, to, row["name"], _share(row) if is_there and row["series"] == grant.series else None, now_s)
+        return replace(share, link=grant.link, until_s=grant.until_s)
+
+    async def ended(self, grants: Sequence[Grant]) -> list[Grant]:
+        rows = await self._database.all(
+            "shares.ended",
+            **{"workspaces": [one.workspace_id for one in grants], "ports": [one.port for one in grants]},
+            **{"series": [one.series for one in grants], "links": [one.link for one in grants]},
+            untils=[one.until_s for one in grants],
+        )
+        return [grants[row["n"] - 1] for row in rows]
 
     async def public(self, to: PortRef) -> Share | None:
         row = await self._database.one("shares.public", ref=to.ref, port=to.port, tenant_id=to.tenant_id)
@@ -240,4 +266,5 @@ def _share(row: dict[str, Any]) -> Share:
         links_until=row["links_until"],
         shared_at=row["shared_at"],
         shared_by=row["shared_by"],
+        series=int(row["series"]),
     )

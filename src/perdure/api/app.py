@@ -3,7 +3,6 @@ of it; without one it answers nobody."""
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -43,10 +42,11 @@ from perdure.api.routes import (
     workspaces,
 )
 from perdure.api.services import Services
+from perdure.api.underway import Underway
 
 
 def create_app(services: Services) -> FastAPI:
-    """The application. ``app.state.closing`` is set by the server when it stops, so that streams end."""
+    """The application. ``app.state.underway`` is told by the server when it stops, so that streams end."""
     app = FastAPI(
         title="Perdure",
         version=perdure.__version__,
@@ -57,7 +57,7 @@ def create_app(services: Services) -> FastAPI:
         strict_content_type=True,
     )
     app.state.services = services
-    app.state.closing = asyncio.Event()
+    app.state.underway = Underway(services)
     app.state.exec_handles = {}
     errors.install(app)
     app.router.routes.extend(_routes())

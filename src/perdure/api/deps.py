@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from perdure.api import policy, render
 from perdure.api.guard import CALLER, Caller
 from perdure.api.services import Services
 from perdure.api.trail import trail_of
+from perdure.api.underway import Ending, Underway, ending_of
 from perdure.core import ids
 from perdure.core.clock import epoch_ms
 from perdure.core.errors import InvalidRequest, NotFound, Unauthenticated
@@ -67,13 +67,18 @@ class Bundle:
     caller: Principal
     ctx: Context
     services: Services
-    closing: asyncio.Event  # set when the server stops: streams end with an error that says so
+    closing: Ending  # set when the server stops, or the caller's key counts no more: streams end with an error that says so
     exec_handles: dict[tuple[str, int, str], ExecHandle]
     connection: HTTPConnection
 
     @property
     def workspaces(self) -> Workspaces:
         return self.services.workspaces
+
+    @property
+    def underway(self) -> Underway:
+        found: Underway = self.connection.app.state.underway
+        return found
 
     @asynccontextmanager
     async def awake(self, ref: str) -> AsyncIterator[Awake]:
@@ -110,7 +115,7 @@ def bundle(connection: HTTPConnection) -> Bundle:
     state, caller = connection.app.state, _caller(connection)
     principal = caller.principal
     ctx = Context(principal.name, caller.request_id, principal.tenant_id)
-    return Bundle(principal, ctx, state.services, state.closing, state.exec_handles, connection)
+    return Bundle(principal, ctx, state.services, ending_of(connection), state.exec_handles, connection)
 
 
 Call = Annotated[Bundle, Depends(bundle)]

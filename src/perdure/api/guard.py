@@ -30,6 +30,7 @@ from perdure.api.services import Services
 from perdure.api.throttle import Throttle
 from perdure.api.traffic import REQUEST_ID
 from perdure.api.trail import TRAIL, Trail
+from perdure.api.underway import ENDING, Underway
 from perdure.core import ids, logs
 from perdure.core.clock import epoch_ms
 from perdure.core.errors import Forbidden, InvalidRequest, NotFound, PerdureError, Unauthenticated
@@ -64,9 +65,10 @@ class Caller:
 class SocketGuard:
     """For the 0600 Unix socket: no key."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services, underway: Underway) -> None:
         self._app = app
         self._services = services
+        self._underway = underway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -74,16 +76,18 @@ class SocketGuard:
             return
         trail = _trail(self._services, scope)
         trail.who(LOCAL)
-        await _forward(self._app, LOCAL, trail, scope, receive, send)
+        with self._underway.request(None) as scope[ENDING]:
+            await _forward(self._app, LOCAL, trail, scope, receive, send)
 
 
 class TcpGuard:
     """For TCP: key, Host and Origin."""
 
-    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle) -> None:
+    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle, underway: Underway) -> None:
         self._app = app
         self._services = services
         self._throttle = throttle
+        self._underway = underway
         settings = services.settings
         self._hosts = LOOPBACK_NAMES | {name.lower().strip("[]") for name in (settings.listen_host, *settings.allowed_hosts)}
 
@@ -102,7 +106,8 @@ class TcpGuard:
             await trail.over(error.status)
             await refuse(error, scope, receive, send)
             return
-        await _forward(self._app, principal, trail, scope, receive, send)
+        with self._underway.request(principal.key_id) as scope[ENDING]:
+            await _forward(self._app, principal, trail, scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, trail: Trail) -> tuple[Principal, Receive]:
         headers = Headers(scope=scope)
@@ -143,8 +148,9 @@ async def who(services: Services, throttle: Throttle, headers: Headers, peer: st
 class MetricsGuard:
     """For the port of loopback that an operator has opened for metrics: no key, and no other path."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, underway: Underway) -> None:
         self._app = app
+        self._underway = underway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _name(f"//{Headers(scope=scope).get('host', '')}") not in LOOPBACK_NAMES:
@@ -152,7 +158,8 @@ class MetricsGuard:
         elif scope["type"] != "http" or scope["path"] != METRICS_PATH:
             await refuse(NotFound("This port has metrics, and nothing else."), scope, receive, send)
         else:
-            await _forward(self._app, LOCAL, None, scope, receive, send)
+            with self._underway.request(None) as scope[ENDING]:
+                await _forward(self._app, LOCAL, None, scope, receive, send)
 
 
 def _name(url: str) -> str | None:

@@ -22,6 +22,7 @@ from perdure.api.ingress.names import Domain
 from perdure.api.services import Services
 from perdure.api.throttle import Throttle
 from perdure.api.traffic import Traffic
+from perdure.api.underway import Underway
 from perdure.core.errors import Conflict, HostUnfit
 
 SOCKET_PATH_BYTES_MAX = 107
@@ -37,6 +38,8 @@ class ApiServer:
         text = services.settings.ingress_domain
         self._domain = None if text is None else Domain.parse(text)  # a mistake is told before anything listens
         self._app = create_app(services)
+        self._underway: Underway = self._app.state.underway
+        self._watch: asyncio.Task[None] | None = None
         self._running: list[tuple[_Listener, asyncio.Task[None]]] = []
         self.port = 0  # of TCP, known after ``start``
 
@@ -56,24 +59,29 @@ class ApiServer:
             raise
         self.port = int(tcp[0].getsockname()[1])
         self._app.state.port = self.port
+        underway = self._underway
+        self._watch = asyncio.create_task(underway.watch(), name="underway")
         api = Confined(self._app, self._services.confinement)
-        inside = PathForm(api, self._services, self._app.state.closing)
-        await self._listen(SocketGuard(inside, self._services), unix)
+        inside = PathForm(api, self._services, underway)
+        await self._listen(SocketGuard(inside, self._services, underway), unix)
         await self._listen(self._outside(inside), tcp[0])
         if settings.metrics_port:
-            await self._listen(MetricsGuard(api), tcp[1])
+            await self._listen(MetricsGuard(api, underway), tcp[1])
 
     def _outside(self, inside: ASGIApp) -> ASGIApp:
         """What TCP meets first."""
         throttle = Throttle(self._services.settings, self._services.clock)
-        guard = TcpGuard(inside, self._services, throttle)
+        guard = TcpGuard(inside, self._services, throttle, self._underway)
         if self._domain is None:
             return guard
-        return HostForm(guard, self._services, throttle, self._domain, self._app.state.closing)
+        return HostForm(guard, self._services, throttle, self._domain, self._underway)
 
     async def stop(self) -> None:
         """Take no more requests, tell open streams, wait for the rest a few seconds. Safe to call twice."""
-        self._app.state.closing.set()
+        self._underway.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         running, self._running = self._running, []
         for listener, _ in running:
             listener.should_exit = True

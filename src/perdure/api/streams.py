@@ -1,7 +1,7 @@
 """Answers that last: event streams, as NDJSON or server-sent events, and file contents.
 
 Each holds what it needs (an awake workspace, an attachment) in an exit stack that is closed when the answer ends, however it
-ends: the last event was sent, the client went away, or the server stops. Going away detaches; it never kills.
+ends: the last event was sent, the client went away or lost its key, or the server stops. Going away detaches; it never kills.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from perdure.api.errors import error_info, internal_error
+from perdure.api.underway import Ending
 from perdure.core.errors import PerdureError, Unavailable
 from perdure.wire.public import HEARTBEAT_S, Answer, ErrorInfo
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 class _Lasting(Response):
     """Runs ``_pump`` until it is done, the client is gone or the server stops; then closes the stack."""
 
-    def __init__(self, stack: AsyncExitStack, closing: asyncio.Event, headers: dict[str, str], media_type: str) -> None:
+    def __init__(self, stack: AsyncExitStack, closing: Ending, headers: dict[str, str], media_type: str) -> None:
         super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._stack = stack
@@ -35,7 +36,7 @@ class _Lasting(Response):
         raise NotImplementedError
 
     async def _farewell(self, send: Send) -> None:
-        """Called instead of the rest when the server stops."""
+        """Called instead of the rest when the server stops, or what let the request in counts no more."""
 
     async def _gone(self, receive: Receive) -> None:
         """Returns when the client has left."""
@@ -103,7 +104,7 @@ class EventStream(_Lasting):
         self,
         source: EventSource,
         stack: AsyncExitStack,
-        closing: asyncio.Event,
+        closing: Ending,
         headers: dict[str, str],
         form: Format = NDJSON,
     ) -> None:
@@ -128,10 +129,10 @@ class EventStream(_Lasting):
         await send({"type": "http.response.body", "body": self._encode(event), "more_body": True})
 
     async def _farewell(self, send: Send) -> None:
-        error = Unavailable(
+        stopping = Unavailable(
             "The server is stopping; what was started goes on when the workspace wakes.", hint="Attach again later."
         )
-        await self._line(send, self._source.failed(error_info(error)))
+        await self._line(send, self._source.failed(error_info(self._closing.reason(stopping))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -175,7 +176,7 @@ class ServerSentEvents(_Lasting):
     """The ``text/event-stream`` of the HTML standard. Each event's id is its ``seq``; the first line is the id that the stream
     begins after, so that a client which loses the connection before its first event misses none."""
 
-    def __init__(self, source: EventSource, stack: AsyncExitStack, closing: asyncio.Event, *, first_id: int) -> None:
+    def __init__(self, source: EventSource, stack: AsyncExitStack, closing: Ending, *, first_id: int) -> None:
         super().__init__(stack, closing, {"cache-control": "no-store"}, "text/event-stream")
         self._source = source
         self._first_id = first_id
@@ -201,7 +202,9 @@ class ServerSentEvents(_Lasting):
         await _part(send, b"event: error\ndata: " + event_json(self._source.failed(error)).encode() + b"\n\n")
 
     async def _farewell(self, send: Send) -> None:
-        """Clients connect again by themselves."""
+        """Clients connect again by themselves: to a server that stops. Of a key that counts no more they are told."""
+        if self._closing.why is not None:
+            await self._fail(send, error_info(self._closing.why))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -219,7 +222,7 @@ class ContentStream(_Lasting):
         content: AsyncIterator[bytes],
         length: int | None,
         stack: AsyncExitStack,
-        closing: asyncio.Event,
+        closing: Ending,
         headers: dict[str, str],
     ) -> None:
         super().__init__(stack, closing, headers, self.kind)

@@ -14,7 +14,7 @@ from tests.fakes.ingress import CTX, HEAD, Asking, Stage, the_api, unlimited
 
 def host_call(stage: Stage, path: str = "/", host: str = "demo--80.ws.localhost:7070", **headers: str) -> Asking:
     caller = Asking(stage, path, headers={"host": host, **{name.replace("_", "-"): value for name, value in headers.items()}})
-    caller.start(HostForm(the_api, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.closing))
+    caller.start(HostForm(the_api, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.underway))
     return caller
 
 
@@ -92,7 +92,7 @@ async def test_a_target_that_is_no_path_is_refused(stage: Stage) -> None:
 
 async def test_with_tls_before_it_no_other_host_can_plant_the_cookie(stage: Stage) -> None:
     token = await link(stage)
-    app = HostForm(the_api, stage.services, unlimited(), Domain.parse("https://ws.example.com"), stage.closing)
+    app = HostForm(the_api, stage.services, unlimited(), Domain.parse("https://ws.example.com"), stage.underway)
     headers = {"host": "demo--80.ws.example.com", "accept": "text/html"}
     caller = Asking(stage, f"/?perdure_share={token}", headers=headers)
     caller.start(app)
@@ -114,7 +114,7 @@ async def test_programs_show_the_token_in_the_query_or_in_a_header(stage: Stage)
     caller = Asking(
         stage, f"/?perdure_share={token}", method="POST", headers={"host": "demo--80.ws.localhost", "accept": "text/html"}
     )
-    caller.start(HostForm(the_api, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.closing))
+    caller.start(HostForm(the_api, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.underway))
     await answered(stage, caller)
 
 

@@ -157,7 +157,7 @@ async def test_a_program_that_does_not_answer_properly(stage: Stage, sent: bytes
 
 async def test_a_program_that_is_silent_or_not_there(stage: Stage) -> None:
     stage.services = fake_services(stage.services.settings.model_copy(update={"port_answer_s": 0.05}))[0]
-    hasty = PathForm(the_api, stage.services, stage.closing)
+    hasty = PathForm(the_api, stage.services, stage.underway)
     await stage.services.workspaces.create(CTX, CreateWorkspace("demo"))
     stage.services.workspaces.world("demo").programs[80] = stage.connect  # type: ignore[attr-defined]
     caller = Asking(stage, "/v1/workspaces/demo/ports/80/")
@@ -188,7 +188,7 @@ async def test_a_server_that_stops_says_so_or_cuts(stage: Stage, begun: bool) ->
     if begun:
         await peer.send(HEAD + b"\r\n")
         await caller.until(lambda: bool(caller.sent))
-    stage.closing.set()
+    stage.underway.stop()
     await caller.ended()
     await peer.left()
     if begun:

@@ -45,7 +45,7 @@ class Socket:
             CALLER: Caller(LOCAL, RequestId("req_1")),
         }
         self.messages.put_nowait({"type": "websocket.connect"})
-        app = HostForm(stage.app, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.closing)
+        app = HostForm(stage.app, stage.services, unlimited(), Domain.parse("ws.localhost"), stage.underway)
         self.task = asyncio.ensure_future(app(scope, self.messages.get, self._send))
         stage.tasks.append(self.task)
 
@@ -238,7 +238,7 @@ async def test_a_client_that_leaves_before_it_is_open(stage: Stage, phase: str) 
 
 async def test_a_server_that_stops(stage: Stage) -> None:
     socket, program = await opened(stage)
-    stage.closing.set()
+    stage.underway.stop()
     assert await socket.next() == {"type": "websocket.close", "code": 1001, "reason": "unavailable"}
     program.peer.end()
     await socket.ended()

@@ -49,7 +49,8 @@ async def invoke(call: AwsCall) -> Response:
         return Response(status_code=202, headers=told)
     info = await while_asked(_end(call, begun.execution_id), call.request.receive, call.bundle.closing)
     if info is None:
-        raise Unavailable("The server stops; the execution goes on.", hint="Ask again under the same name.")
+        stopping = Unavailable("The server stops; the execution goes on.", hint="Ask again under the same name.")
+        raise call.bundle.closing.reason(stopping)
     return _result(info, told)
 
 

@@ -3,8 +3,6 @@ them, those for a path behind it. No request for a host below the domain ever re
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.datastructures import Headers as StarletteHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +18,7 @@ from perdure.api.services import Services
 from perdure.api.throttle import Throttle
 from perdure.api.traffic import PORT, REQUEST_ID
 from perdure.api.trail import TRAIL, Trail
+from perdure.api.underway import Underway
 from perdure.core import logs
 from perdure.core.errors import Forbidden, InvalidRequest, NotFound, PerdureError, Unauthenticated
 from perdure.core.ids import DEFAULT_TENANT, RequestId
@@ -29,10 +28,10 @@ from perdure.wire.node import Headers
 class PathForm:
     """Behind a guard: ``/v1/workspaces/{ref}/ports/{port}/…`` is a program's, everything else is ``app``'s."""
 
-    def __init__(self, app: ASGIApp, services: Services, closing: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, services: Services, underway: Underway) -> None:
         self._app = app
         self._services = services
-        self._closing = closing
+        self._underway = underway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,7 +47,7 @@ class PathForm:
         else:
             if isinstance(trail := scope.get(TRAIL), Trail):
                 trail.handed_over()
-            await _carry(self._services, visit, self._closing, scope, receive, send)
+            await _carry(self._services, visit, self._underway, scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Visit | None:
         _, query = take_share(scope["query_string"])
@@ -62,22 +61,22 @@ class PathForm:
         way = Way(Form.PATH, address.port, _host(scope), _scheme(scope), _client(scope), address.prefix)
         if caller.principal is not VISITOR:
             ctx = admission.by_key(caller.principal, caller.request_id)
-            return Visit(ctx, address.ref, way, address.target, is_keyed=True)
+            return Visit(ctx, address.ref, way, address.target, caller.principal.key_id, is_keyed=True)
         tokens = admission.shown(scope).tokens
         share = await admission.by_token(self._services, tokens, PortRef(address.ref, address.port))
         ctx = admission.visitor(share, caller.request_id)
-        return Visit(ctx, share.workspace_id, way, address.target, is_keyed=False)
+        return Visit(ctx, share.workspace_id, way, address.target, share.grant, is_keyed=False)
 
 
 class HostForm:
     """Before the guard: a host below the domain is a program's, every other one is ``app``'s."""
 
-    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle, domain: Domain, closing: asyncio.Event) -> None:
+    def __init__(self, app: ASGIApp, services: Services, throttle: Throttle, domain: Domain, underway: Underway) -> None:
         self._app = app
         self._throttle = throttle
         self._services = services
         self._domain = domain
-        self._closing = closing
+        self._underway = underway
         self._cookie = headers.cookie_name(is_secure=domain.is_secure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +98,7 @@ class HostForm:
         elif isinstance(visit, Response):
             await visit(scope, receive, send)
         else:
-            await _carry(self._services, visit, self._closing, scope, receive, send)
+            await _carry(self._services, visit, self._underway, scope, receive, send)
 
     async def _admit(self, address: Address, scope: Scope, request_id: RequestId) -> Visit | Response:
         came: Headers = tuple(scope["headers"])
@@ -115,12 +114,13 @@ class HostForm:
             ctx = admission.by_key(principal, request_id)
             if address.by_name and ctx.tenant_id != DEFAULT_TENANT:  # names in host names are the default tenant's
                 raise NotFound(f"There is no workspace {address.ref!r}.", hint="Name it by its id.")
-            return Visit(ctx, address.ref, way, target, is_keyed=True)
+            return Visit(ctx, address.ref, way, target, principal.key_id, is_keyed=True)
         share = await self._shared(address, scope, came)
         method = scope.get("method")
         if token is not None and method in {"GET", "HEAD"} and headers.wants_page(came) and not share.is_public:
             return self._exchange(token, f"{self._domain.scheme}://{_host(scope)}".encode("latin-1") + target)
-        return Visit(admission.visitor(share, request_id), share.workspace_id, way, target, is_keyed=False)
+        ctx = admission.visitor(share, request_id)
+        return Visit(ctx, share.workspace_id, way, target, share.grant, is_keyed=False)
 
     async def _shared(self, address: Address, scope: Scope, came: Headers) -> Share:
         shown = admission.shown(scope, self._cookie)
@@ -146,14 +146,15 @@ class HostForm:
         return made
 
 
-async def _carry(services: Services, visit: Visit, closing: asyncio.Event, scope: Scope, receive: Receive, send: Send) -> None:
+async def _carry(services: Services, visit: Visit, underway: Underway, scope: Scope, receive: Receive, send: Send) -> None:
     logs.note(tenant=visit.ctx.tenant_id, by=visit.ctx.principal)
-    if closing.is_set():
-        await _refuse(stopping(), scope, send, as_page=False)
-    elif scope["type"] == "websocket":
-        await sockets.SocketRelay(services, visit, scope, receive, send).run(closing)
-    else:
-        await Relay(services, visit, scope, send).run(receive, closing)
+    with underway.request(visit.leave) as ending:
+        if ending.is_set():
+            await _refuse(stopping(), scope, send, as_page=False)
+        elif scope["type"] == "websocket":
+            await sockets.SocketRelay(services, visit, scope, receive, send).run(ending)
+        else:
+            await Relay(services, visit, scope, send).run(receive, ending)
 
 
 async def _refuse(error: PerdureError, scope: Scope, send: Send, *, as_page: bool) -> None:

@@ -1,7 +1,7 @@
 """Carries a request to a program in a workspace, and its answer back. Nothing is kept: each side waits for the other.
 
 The workspace is held awake until the answer has ended. Whoever leaves first ends it: the client (the program's connection is
-closed), the program (the answer is visibly cut), or the server, which stops.
+closed), the program (the answer is visibly cut), or the server, which stops or knows its key or link no more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from perdure.api.deps import awake_headers
 from perdure.api.ingress import headers, pages
 from perdure.api.ingress.headers import Way
 from perdure.api.services import Services
+from perdure.api.underway import Ending, Leave
 from perdure.core.errors import PerdureError, Unavailable
 from perdure.wire.node import Headers, PortLimits, PortPlace, PortRequest
 from perdure.workspaces.model import Awake, Context
@@ -27,12 +28,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request that may go in. ``is_keyed``: whoever asks has a key, so it may know how the workspace is."""
+    """A request that may go in, and what it was let in by. ``is_keyed``: whoever asks has a key, so it may know how the workspace
+    is."""
 
     ctx: Context
     ref: str
     way: Way
     target: bytes
+    leave: Leave | None
     is_keyed: bool
 
 
@@ -98,7 +101,7 @@ class Relay:
         self._has_begun = False
         self._came: Headers = tuple(scope["headers"])
 
-    async def run(self, receive: Receive, closing: asyncio.Event) -> None:
+    async def run(self, receive: Receive, closing: Ending) -> None:
         has_body, length = headers.body_length(self._came)
         client = _Client(receive, has_body=has_body)
         work = asyncio.create_task(self._carry(client, length if has_body else None, has_body=has_body), name="perdure-relay")
@@ -112,7 +115,7 @@ class Relay:
             await asyncio.gather(work, left, stop, return_exceptions=True)
             await client.close()
         if stopped:
-            await self._fail(stopping())
+            await self._fail(closing.reason(stopping()))
         elif not work.cancelled() and (failure := work.exception()) is not None:
             if not isinstance(failure, PerdureError):
                 raise failure

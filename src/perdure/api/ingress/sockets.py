@@ -13,11 +13,12 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure.api.ingress import headers, pages
 from perdure.api.ingress.relay import Visit, place_of, stopping, told
 from perdure.api.services import Services
+from perdure.api.underway import Ending
 from perdure.core.errors import PerdureError, PortClosed
 from perdure.wire.node import Headers, PortAnswer, PortLimits, PortRequest, PortSocket, SocketClosed
 from perdure.workspaces.model import Awake
 
-NORMAL, GOING_AWAY, FAILED = 1000, 1001, 1011
+NORMAL, GOING_AWAY, REFUSED, FAILED = 1000, 1001, 1008, 1011
 #: Codes that may stand in a close frame (RFC 6455, section 7.4); others only say how a connection ended.
 _SENDABLE = frozenset({1000, 1001, 1002, 1003, *range(1007, 1015), *range(3000, 5000)})
 #: Of a refusal's body. It is not a stream: the server holds it until it is whole.
@@ -37,7 +38,7 @@ class SocketRelay:
         self._is_open = False
         self._early: asyncio.Task[Message] | None = None  # what the client says before it is answered: mostly that it has left
 
-    async def run(self, closing: asyncio.Event) -> None:
+    async def run(self, closing: Ending) -> None:
         await self._receive()  # websocket.connect
         work = asyncio.create_task(self._carry(), name="perdure-relay-socket")
         stop = asyncio.create_task(closing.wait())
@@ -46,14 +47,14 @@ class SocketRelay:
             stopped = not work.done()
             was_open = self._is_open
             if stopped and was_open:
-                await self._fail(stopping(), GOING_AWAY)  # before the program is given its moment to agree
+                await self._fail(closing.reason(stopping()), _code(closing))  # before the program is given its moment to agree
         finally:
             for task in (work, stop):
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
         if stopped:
             if not was_open:
-                await self._fail(stopping(), GOING_AWAY)
+                await self._fail(closing.reason(stopping()), _code(closing))
         elif not work.cancelled() and (failure := work.exception()) is not None:
             if not isinstance(failure, PerdureError):
                 raise failure
@@ -150,6 +151,10 @@ class SocketRelay:
             await self._send({"type": "websocket.close", "code": code, "reason": error.code})
             return
         await refuse(error, self._send)
+
+
+def _code(closing: Ending) -> int:
+    return GOING_AWAY if closing.why is None else REFUSED
 
 
 async def refuse(error: PerdureError, send: Send) -> None:

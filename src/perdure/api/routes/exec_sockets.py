@@ -21,6 +21,7 @@ from perdure.api import exec_streams, render
 from perdure.api.deps import Call, awake_headers
 from perdure.api.errors import error_info, error_response, validation_sentence
 from perdure.api.streams import event_json
+from perdure.api.underway import Ending
 from perdure.core.errors import InvalidRequest, PerdureError, Unavailable
 from perdure.core.ids import ExecId
 from perdure.wire import node, public
@@ -30,6 +31,7 @@ router = APIRouter(prefix="/workspaces/{ref}/execs", tags=["execs"])
 
 CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
+CLOSE_REFUSED = 1008
 CLOSE_FAILED = 1011
 #: Messages of stdin that wait for the command to take them; then the client waits.
 TYPED_MAX = 64
@@ -72,7 +74,7 @@ class _Session:
         self._handle = handle
         self._typed: asyncio.Queue[bytes | None] = asyncio.Queue(TYPED_MAX)  # None: the end
 
-    async def run(self, closing: asyncio.Event) -> None:
+    async def run(self, closing: Ending) -> None:
         """Until the command has ended, the client has left, either side broke or the server stops. Raises what broke it."""
         show = asyncio.create_task(self._show())
         others = [asyncio.create_task(self._listen()), asyncio.create_task(self._feed())]
@@ -86,10 +88,11 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not ended and stopped:
-            error = Unavailable(
+            stopping = Unavailable(
                 "The server is stopping; the command goes on when the workspace wakes.", hint="Attach again later."
             )
-            await _fail(self._websocket, error, CLOSE_GOING_AWAY)
+            code = CLOSE_GOING_AWAY if closing.why is None else CLOSE_REFUSED
+            await _fail(self._websocket, closing.reason(stopping), code)
         for task in ended:
             task.result()
         if show in ended:

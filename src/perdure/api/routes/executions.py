@@ -121,7 +121,9 @@ async def execution_result(ref: str, call: Call, request: Request, wait_s: Secon
     if info is not None:
         return render.outcome(info, has_ended=True)
     if call.closing.is_set():
-        raise Unavailable("The server is stopping; the execution goes on.", hint="Ask again when it is back.")
+        raise call.closing.reason(
+            Unavailable("The server is stopping; the execution goes on.", hint="Ask again when it is back.")
+        )
     return render.outcome(await executions.describe(tenant_id, execution_id, with_data=False), has_ended=False)
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from perdure.api import render
 from perdure.api.deps import AbsoluteText, Bytes, Call, GuestPlace, PathText, awake_headers, exact_query
 from perdure.api.streams import ContentStream
+from perdure.api.underway import Ending
 from perdure.core.errors import InvalidRequest, NotFound, RangeNotSatisfiable
 from perdure.wire import node, public
 from perdure.wire.paths import parent, place_of, shown
@@ -122,12 +123,15 @@ async def hash_file(ref: str, path: GuestPlace, response: Response, call: Call) 
 class Upload:
     """The body, and whether any of it has been taken."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, closing: Ending) -> None:
         self._request = request
+        self._closing = closing
         self.begun = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
         async for chunk in self._request.stream():
+            if self._closing.why is not None:  # the key has ended since the last one came
+                raise self._closing.why.twin()
             self.begun = True
             yield chunk
 
@@ -144,7 +148,7 @@ async def write_file(
 ) -> public.FileWritten:
     """Replace a file atomically by the body, streamed: the old content stays until all of the new is written and verified."""
     bits = mode_of(mode, None)
-    upload = Upload(request)
+    upload = Upload(request, call.closing)
     await call.check_upload()
     async with call.awake(ref) as awake:
         try:

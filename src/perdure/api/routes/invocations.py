@@ -22,6 +22,7 @@ from perdure.api.deps import Bundle, Call, awake_headers
 from perdure.api.errors import error_response
 from perdure.api.invoking import Caller
 from perdure.api.streams import _Lasting
+from perdure.api.underway import Ending
 from perdure.core.errors import PerdureError, PortClosed, Unavailable
 from perdure.wire import public
 from perdure.wire.node import PortAnswer, PortLimits, PortPlace, PortRequest, PortSocket, SocketClosed
@@ -41,6 +42,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 _BODY: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
 CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
+CLOSE_REFUSED = 1008
 CLOSE_FAILED = 1011
 _REASON_BYTES_MAX = 120
 _DENIAL_BYTES_MAX = 65536
@@ -114,9 +116,9 @@ async def _unless_left(work: Awaitable[T], caller: Caller, call: Bundle) -> T:
             task.cancel()
         await asyncio.gather(doing, left, closing, return_exceptions=True)
     if closing.done() and not closing.cancelled():
-        stopping = Unavailable("The server is stopping; the program may have done what was asked.", ambiguous=True)
-        stopping.retryable = False
-        raise stopping
+        ended = call.closing.reason(Unavailable("The server is stopping; the program may have done what was asked."))
+        ended.ambiguous, ended.retryable = True, False
+        raise ended
     raise ClientDisconnect
 
 
@@ -143,7 +145,7 @@ async def invoke_socket(websocket: WebSocket, ref: str, call: Call) -> None:
             await _close(websocket, CLOSE_FAILED, error.message)
 
 
-async def _serve(websocket: WebSocket, opened: PortSocket | PortAnswer, closing: asyncio.Event) -> None:
+async def _serve(websocket: WebSocket, opened: PortSocket | PortAnswer, closing: Ending) -> None:
     if not _is_socket(opened):
         await _deny(websocket, opened)
         return
@@ -168,7 +170,7 @@ async def _deny(websocket: WebSocket, answer: PortAnswer) -> None:
     await websocket.send_denial_response(response)
 
 
-async def _pump(websocket: WebSocket, socket: PortSocket, closing: asyncio.Event) -> None:
+async def _pump(websocket: WebSocket, socket: PortSocket, closing: Ending) -> None:
     """Both directions until one side closes or breaks, or the server stops."""
     inward = asyncio.create_task(_inward_messages(websocket, socket))
     outward = asyncio.create_task(_outward_messages(websocket, socket))
@@ -177,7 +179,10 @@ async def _pump(websocket: WebSocket, socket: PortSocket, closing: asyncio.Event
         done, _ = await asyncio.wait({inward, outward, stop}, return_when=asyncio.FIRST_COMPLETED)
         ended = done.pop()
         if ended is stop:
-            await _close(websocket, CLOSE_GOING_AWAY, "the server is stopping")
+            if closing.why is None:
+                await _close(websocket, CLOSE_GOING_AWAY, "the server is stopping")
+            else:
+                await _close(websocket, CLOSE_REFUSED, closing.why.code)
         elif ended is outward:
             closed = outward.result()
             code = CLOSE_NORMAL if closed.code == _NO_CODE else closed.code

@@ -51,5 +51,8 @@ async def list_keys(call: Call, page: Paging, tenant: OfTenant = None) -> public
 
 @router.post("/{ref}/revoke")
 async def revoke_key(ref: str, call: Call, tenant: OfTenant = None) -> public.KeyInfo:
-    """By id or name. What begins after this answer is refused; what is under way ends as it would have."""
-    return render.key(await call.services.access.revoke(call.caller, ref, tenant))
+    """By id or name. What begins after this answer is refused, and what lasts is ended: streams, WebSockets, connections and
+    uploads; other servers of the same database do that within five seconds. Commands that were started go on."""
+    revoked = await call.services.access.revoke(call.caller, ref, tenant)
+    await call.underway.look()
+    return render.key(revoked)

@@ -62,9 +62,11 @@ async def share_port(ref: str, body: public.SharePort, call: Call) -> public.Sha
 
 @router.delete("/shares/{port}")
 async def unshare_port(ref: str, port: Port, call: Call) -> public.Done:
-    """Take back every link of a port, and that it is public. What is under way ends as it would have."""
+    """Take back every link of a port, and that it is public. Requests of visitors that are under way are ended; other servers of
+    the same database do that within five seconds."""
     workspace = await call.workspaces.get(call.ctx, ref)
     await call.services.shares.unshare(call.caller, workspace.id, port)
+    await call.underway.look()
     return public.Done()
 
 
@@ -83,9 +85,10 @@ async def list_links(ref: str, call: Call, page: Paging, port: PortQuery = None)
 
 @router.delete("/links/{link_id}")
 async def revoke_link(ref: str, link_id: str, call: Call) -> public.Done:
-    """Take back one share link. The others of its port go on to count."""
+    """Take back one share link, and end what is under way by it. The others of its port go on to count."""
     workspace = await call.workspaces.get(call.ctx, ref)
     await call.services.shares.revoke(call.caller, workspace.id, link_id)
+    await call.underway.look()
     return public.Done()
 
 

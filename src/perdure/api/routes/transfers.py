@@ -70,7 +70,7 @@ async def append_upload(
     offset: Annotated[Bytes, Query(description="Must be the bytes it has.")],
 ) -> public.FileUpload:
     """Add the body to it, streamed. When the connection breaks, what had arrived stays: ask for the offset, and go on."""
-    upload = Upload(request)
+    upload = Upload(request, call.closing)
     await call.check_upload()
     async with call.awake(ref) as awake:
         response.headers.update(awake_headers(awake))
@@ -79,13 +79,14 @@ async def append_upload(
 
 
 async def _unless_closing(call: Bundle, work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work that waits for a client; a server that stops gives it up and says so."""
+    """Wait for work that waits for a client; a server that stops, or knows the key no more, gives it up and says so."""
     task, closing = asyncio.ensure_future(work), asyncio.ensure_future(call.closing.wait())
     try:
         await asyncio.wait({task, closing}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Unavailable("The server is stopping; what has arrived stays.", hint="Go on when it is back.", ambiguous=True)
+        stopping = Unavailable("The server is stopping; what has arrived stays.", hint="Go on when it is back.", ambiguous=True)
+        raise call.closing.reason(stopping)
     finally:
         task.cancel()
         closing.cancel()
@@ -146,7 +147,7 @@ async def write_dir(ref: str, path: GuestPlace, request: Request, response: Resp
     Files replace what has their name, each at once; directories are merged. A member that would lead out (absolute, ``..``, a
     link) or is a device ends it with an error; what came before it stays.
     """
-    upload = Upload(request)
+    upload = Upload(request, call.closing)
     await call.check_upload()
     async with call.awake(ref) as awake:
         response.headers.update(awake_headers(awake))

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from perdure.api.deps import Call
 from perdure.api.errors import error_response
+from perdure.api.underway import Ending
 from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.wire.node import ByteStream
 
@@ -22,6 +23,7 @@ router = APIRouter(prefix="/workspaces/{ref}", tags=["tunnels"])
 EOF = "eof"
 CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
+CLOSE_REFUSED = 1008
 CLOSE_FAILED = 1011
 
 
@@ -45,7 +47,7 @@ async def tunnel(websocket: WebSocket, ref: str, port: int, call: Call) -> None:
             await _close(websocket, CLOSE_FAILED, error.code)
 
 
-async def _pump(websocket: WebSocket, stream: ByteStream, closing: asyncio.Event) -> None:
+async def _pump(websocket: WebSocket, stream: ByteStream, closing: Ending) -> None:
     """Both directions until both have ended, one broke, the client left or the server stops."""
     inward = asyncio.create_task(_inward(websocket, stream))
     outward = asyncio.create_task(_outward(websocket, stream))
@@ -60,8 +62,14 @@ async def _pump(websocket: WebSocket, stream: ByteStream, closing: asyncio.Event
         for task in (inward, outward, stop):
             task.cancel()
         await asyncio.gather(inward, outward, stop, return_exceptions=True)
-    if not left:
-        await _close(websocket, CLOSE_GOING_AWAY if stop.done() and not stop.cancelled() else CLOSE_NORMAL, "")
+    if left:
+        return
+    if not stop.done() or stop.cancelled():
+        await _close(websocket, CLOSE_NORMAL, "")
+    elif closing.why is None:
+        await _close(websocket, CLOSE_GOING_AWAY, "")
+    else:
+        await _close(websocket, CLOSE_REFUSED, closing.why.code)
 
 
 async def _inward(websocket: WebSocket, stream: ByteStream) -> bool:

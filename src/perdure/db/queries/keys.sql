@@ -20,6 +20,13 @@ select id, tenant_id, scopes, extract(epoch from expires_at - perdure_now())::do
 from api_keys
 where (hash = %(hash)s::bytea or id = %(id)s::text) and revoked_at is null and (expires_at is null or expires_at > perdure_now());
 
+-- name: ended
+-- Those of these keys that count no more.
+select k.id from unnest(%(ids)s::text[]) as k (id)
+where not exists (
+    select 1 from api_keys a
+    where a.id = k.id and a.revoked_at is null and (a.expires_at is null or a.expires_at > perdure_now()));
+
 -- name: used
 -- Roughly when: a key that is used all the time is written six times an hour.
 update api_keys set last_used_at = perdure_now() where id = %(id)s;

@@ -88,7 +88,7 @@ from w;
 
 -- name: of_workspace
 -- At least one row when there is such a workspace; without a port when nothing of it is shared.
-select w.id as workspace_id, w.tenant_id, p.port, p.is_public, p.links_until, p.shared_at, p.shared_by
+select w.id as workspace_id, w.tenant_id, p.port, p.series, p.is_public, p.links_until, p.shared_at, p.shared_by
 from workspaces w left join port_shares p on p.workspace_id = w.id
 where w.tenant_id = %(tenant_id)s and (w.id = %(ref)s or w.name = %(ref)s) and w.state <> 'deleted'
 order by p.port;
@@ -100,6 +100,17 @@ select extract(epoch from perdure_now())::double precision as now_s, w.name, p.*
 from (values (%(workspace_id)s, %(port)s)) as g (workspace_id, port)
 left join workspaces w on w.id = g.workspace_id and w.state <> 'deleted'
 left join port_shares p on p.workspace_id = w.id and p.port = g.port;
+
+-- name: ended
+-- Those of these grants that count no more, by their numbers. Without a link: of a public port, or of the time before links had ids.
+select g.n
+from unnest(%(workspaces)s::text[], %(ports)s::int[], %(series)s::bigint[], %(links)s::text[], %(untils)s::bigint[])
+     with ordinality as g (workspace_id, port, series, link, until_s, n)
+where g.until_s <= extract(epoch from perdure_now())
+   or (g.link is not null and not exists (select 1 from port_links l where l.id = g.link))
+   or not exists (
+       select 1 from port_shares p join workspaces w on w.id = p.workspace_id
+       where p.workspace_id = g.workspace_id and p.port = g.port and p.series = g.series and w.state <> 'deleted');
 
 -- name: public
 -- By id, or by name in one tenant.
