@@ -177,6 +177,7 @@ def _workspace(workspace_id: WorkspaceId, some: list[Found], defaults: Defaults,
         "metadata": _texts(told.get("metadata")),
         "created_at": _moment(told.get("created_at")) or some[0].manifest.created_at,
         "expires_at": _moment(told.get("expires_at")),
+        "wake_at": _moment(told.get("wake_at")),
     }
 
 

@@ -1,8 +1,9 @@
 """Workspaces that wake by themselves, each once, at a time that somebody gave (``wake_at``).
 
 The time is a column, counted by the database's clock like all others: a restart forgets none, and one that passed while no server
-ran is met late and says so. One timer per server waits for the earliest. The statement that makes a workspace running also says
-that its time has been met; until then it is due, so a crash or a start that was refused only delays it.
+ran is met late and says so. One timer per server waits for the earliest: of its own node and, where there is an object store, of
+sleepers whose node is gone. The statement that makes a workspace running also says that its time has been met; until then it is
+due, so a crash or a start that was refused only delays it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from functools import partial
 from typing import Any
 
 from perdure.core.errors import PerdureError, StaleGeneration, Unavailable
-from perdure.core.ids import NodeId, WorkspaceId
+from perdure.core.ids import WorkspaceId
 from perdure.journal.entries import canonical
+from perdure.wire.node import Node
 from perdure.workspaces import checks
+from perdure.workspaces.homes import Homes
 from perdure.workspaces.lifecycle import Event
 from perdure.workspaces.model import Context, WorkspaceState
 from perdure.workspaces.operations import Operations, in_utc, late_s
@@ -57,11 +60,12 @@ class _Failure:
 class Alarms:
     """``look`` is to be called every ``POLL_S``, and whenever ``due`` is set."""
 
-    def __init__(self, tools: Tools, node_id: NodeId, operations: Operations, turns: Turns) -> None:
+    def __init__(self, tools: Tools, node: Node, operations: Operations, turns: Turns) -> None:
         self._tools = tools
+        self._homes = Homes(tools)
         self._store = tools.store
         self._database = tools.store.database
-        self._node_id = node_id
+        self._node = node
         self._operations = operations
         self._turns = turns
         self.due = asyncio.Event()
@@ -102,7 +106,11 @@ class Alarms:
         self.stop()
         now = self._tools.clock.monotonic()
         waiting = {key for key, failure in self._failures.items() if failure.again_at > now}
-        rows = await self._database.all("alarms.next", node_id=self._node_id, skip=[*self._ringing | waiting], limit=ROWS)
+        rows = await self._database.all(
+            "alarms.next",
+            **{"node_id": self._node.node_id, "has_store": self._node.second_home is not None},
+            **{"skip": [*self._ringing | waiting], "limit": ROWS},
+        )
         for row in rows:
             if row["left_s"] > 0:
                 self._timer = asyncio.get_running_loop().call_later(row["left_s"], self.due.set)
@@ -141,6 +149,11 @@ class Alarms:
     async def _wake(self, owner: Owner) -> None:
         """In the workspace's turn."""
         self._turns.check_open()
+        at = await self._store.by_id(owner.id)
+        if at.node_id != self._node.node_id:
+            if at.state is not WorkspaceState.HIBERNATED:
+                return  # its own server is back, and meets the time
+            await self._homes.here(at, self._node)
         at = await self._turns.current(owner)
         if at.alarm is None or at.state in {WorkspaceState.FAILED, WorkspaceState.DELETED}:
             return  # it was put off, met, or there is nobody to wake any more

@@ -67,9 +67,7 @@ class Upkeep:
         self.uploads = Uploads(tools, self._node, self._stored)
         self.room = Room(tools, self._node, self.owner)
         self.shredding = Shredding(tools, self._node, self._delete)
-        self.alarms = Alarms(
-            tools, self._node.node_id, self.operations, Turns(self.owner, self.current, self.check_open, self._spawn)
-        )
+        self.alarms = Alarms(tools, self._node, self.operations, Turns(self.owner, self.current, self.check_open, self._spawn))
         self.aging = Aging(tools, self._node, self.losses, self.room, self.owner)
         self.ask_program: AskProgram = self._ping_program
         self._is_closing = False

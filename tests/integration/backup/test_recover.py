@@ -89,6 +89,7 @@ async def store(world: World) -> AsyncIterator[Store]:
 async def test_workspaces_snapshots_names_and_lineage_come_back(store: Store) -> None:
     world = store.world
     await world.server.service.checkpoint(CTX, "awake")
+    told = await world.server.service.wake_at(CTX, "asleep", timedelta(days=3))
     await store.upload()
     done = await store.recover()
     assert set(done.workspaces) == {"awake", "asleep"}, "the third was never captured"
@@ -98,6 +99,8 @@ async def test_workspaces_snapshots_names_and_lineage_come_back(store: Store) ->
         assert row["state"] == "hibernated"
         assert row["head_snapshot_id"] == before[row["id"]]["head_snapshot_id"]
         assert row["generation"] > before[row["id"]]["generation"] + 1_000_000_000
+    (alarm,) = await store.into.all("alarms.next", node_id="nod_recovered", has_store=False, skip=[], limit=9)
+    assert alarm["id"] == told.id and 2 * 86400 < alarm["left_s"] <= 3 * 86400
     awake = await world.get("awake")
     ours = {one.id: one for one in await world.server.store.snapshots(awake.id)}
     async with store.into.transaction() as tx:

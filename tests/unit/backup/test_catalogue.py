@@ -162,6 +162,16 @@ def test_what_becomes_of_a_long_sleeper_comes_back_only_if_it_was_said() -> None
         assert (row["asleep_after_days"], row["asleep_action"]) == expected, known
 
 
+def test_a_time_to_wake_at_comes_back_where_it_is_one() -> None:
+    told = WHEN + timedelta(days=3)
+    cases: list[tuple[object, datetime | None]] = [(told.isoformat(), told), (None, None), ("tomorrow", None), (7, None)]
+    for known, expected in cases:
+        (row,) = made(Found(manifest(1), facts(wake_at=known))).workspaces
+        assert row["wake_at"] == expected, known
+    (row,) = made(Found(manifest(1), facts())).workspaces
+    assert row["wake_at"] is None, "facts of an earlier release"
+
+
 def test_a_clock_that_was_set_back_does_not_make_an_older_state_the_head() -> None:
     back = WHEN - timedelta(days=1)
     got = made(

@@ -10,7 +10,7 @@ select jsonb_build_object(
         'checkpoint_interval_s', w.checkpoint_interval_s, 'keep_snapshots', w.keep_snapshots,
         'asleep_after_days', w.asleep_after_days, 'asleep_action', w.asleep_action,
         'egress_allow', to_jsonb(w.egress_allow), 'environment', w.environment, 'metadata', w.metadata,
-        'created_at', w.created_at, 'expires_at', w.expires_at),
+        'wake_at', w.wake_at, 'created_at', w.created_at, 'expires_at', w.expires_at),
     'snapshot', jsonb_build_object(
         'workspace_id', s.workspace_id, 'origin_id', s.origin_id, 'parent_id', s.parent_id, 'name', s.name, 'reason', s.reason,
         'generation', s.generation, 'created_at', s.created_at),
@@ -32,12 +32,13 @@ select id from installation;
 insert into workspaces (id, tenant_id, name, kind, state, state_detail, generation, node_id, image, image_name, memory_mib, vcpus,
                         disk_gib, head_snapshot_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
                         keep_snapshots, asleep_after_days, asleep_action, egress_allow, environment, metadata, created_at,
-                        expires_at, rewound)
+                        expires_at, wake_at, rewound)
 values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, 'hibernated', %(detail)s,
         greatest(%(generation)s + 1, floor(extract(epoch from perdure_now()))::bigint), %(node_id)s, %(image)s, %(image_name)s,
         %(memory_mib)s, %(vcpus)s, %(disk_gib)s, %(head_snapshot_id)s, %(forked_from)s, %(hostname)s, %(machine_id)s,
         %(idle_timeout_s)s, %(checkpoint_interval_s)s, %(keep_snapshots)s, %(asleep_after_days)s, %(asleep_action)s,
-        %(egress_allow)s, %(environment)s, %(metadata)s, %(created_at)s, %(expires_at)s, %(rewound)s)
+        %(egress_allow)s, %(environment)s, %(metadata)s, %(created_at)s, %(expires_at)s,
+        %(wake_at)s, %(rewound)s)
 returning journal_append(tenant_id, id, 'recovered', generation, %(body)s) as seq;
 
 -- name: set_parent
