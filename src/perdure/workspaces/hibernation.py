@@ -51,10 +51,42 @@ class Observation:
     """What the control plane knows beside the node's ``Activity``."""
 
     held: int  # callers inside ``awake``
-    idle_for_s: float  # since the last of them left, since the wake, or since the program last said that it is busy
+    idle_for_s: float  # since the last of them left, since the wake, or since the program was last busy by its own word
     keep_awake_for_s: float  # left of ``keep_awake``; 0 or less: nothing asked for
     captured_s_ago: float  # since the last capture, or since the wake
     program_busy: bool | None = None  # what the agent program says; None: it was not asked, or there is none that answers
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an agent program answers to ``/ping``. ``for_s``: for how long that has been so, by its own word; None: it says none."""
+
+    is_busy: bool
+    for_s: float | None = None
+
+
+class Word(StrEnum):
+    """What an answer is worth."""
+
+    BUSY = "busy"
+    DONE = "done"  # it is not busy, and was until so long ago
+    QUIET = "quiet"  # it is not busy, and how long that has been so is not known
+    AGAIN = "again"  # so fresh that only the next answer tells: done just now, or with the time of the asking in it
+
+
+#: A word that is younger than this may have been made for whoever asked: programs exist that put the time into every answer.
+FRESH_S = 2.0
+
+
+def heard(said: Said | None, fresh_for_s: float | None) -> Word:
+    """``fresh_for_s``: since its answers began to be fresh, one after the other; None: the last one was not."""
+    if said is not None and said.is_busy:
+        return Word.BUSY
+    if said is None or said.for_s is None:
+        return Word.QUIET
+    if said.for_s >= FRESH_S:
+        return Word.DONE
+    return Word.QUIET if fresh_for_s is not None and fresh_for_s >= FRESH_S else Word.AGAIN
 
 
 #: These use it, so nobody has left it alone while they are there. The others only keep it from sleeping.

@@ -20,7 +20,7 @@ from perdure.workspaces.tools import Tools
 
 def observe(tools: Tools, owner: Owner, live: Live, *, program_busy: bool | None = None) -> Observation:
     now = tools.clock.monotonic()
-    used_at = max(owner.touched_at, live.busy_at or 0.0)
+    used_at = max(owner.touched_at, live.busy_at or 0.0, live.done_at or 0.0)
     return Observation(owner.held, now - used_at, live.keep_awake_until - now, now - live.captured_at, program_busy)
 
 

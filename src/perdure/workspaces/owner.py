@@ -33,6 +33,8 @@ class Live:
     captured_at: float
     keep_awake_until: float
     busy_at: float | None = None  # when its program last said that it is busy, if that was its last word
+    done_at: float | None = None  # until when its program was busy, by its own word
+    fresh_at: float | None = None  # since when every answer of its program has been as young as the question
 
     @property
     def generation(self) -> int:

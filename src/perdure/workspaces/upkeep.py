@@ -20,7 +20,7 @@ from perdure.wire.node import MachineSize, Node, NodeEvent, NodeEventKind
 from perdure.workspaces import alarms, hibernation
 from perdure.workspaces.aging import Aging
 from perdure.workspaces.alarms import Alarms, Turns
-from perdure.workspaces.hibernation import Decision
+from perdure.workspaces.hibernation import Decision, Said, Word
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.losses import Losses
 from perdure.workspaces.model import Metered, SnapshotReason, Workspace, WorkspaceState
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Whether a workspace's agent program says that it is busy; None: there is none, or it does not say. May raise, or never answer.
-AskProgram = Callable[[Record], Awaitable[bool | None]]
+#: What a workspace's agent program says of itself; None: there is none, or it does not say. May raise, or never answer.
+AskProgram = Callable[[Record], Awaitable[Said | None]]
 
 TICK_S = 1.0
 #: How long a program may take to say that it is busy.
@@ -263,7 +263,10 @@ class Upkeep:
                 return
             decision = self._decide(owner, live)  # again: somebody may have come in while this waited for its turn
             if decision is Decision.HIBERNATE:  # and again, for the same reason, when its program has answered
-                decision = self._decide(owner, live, program_busy=await self._is_program_busy(live))
+                word = await self._ask(live)
+                decision = self._decide(owner, live, program_busy=word is Word.BUSY)
+                if word is Word.AGAIN and decision is Decision.HIBERNATE:
+                    return  # the next tick asks
             if decision is Decision.HIBERNATE:
                 await self.operations.hibernate(owner, live.record, "idle")
             elif decision is Decision.CHECKPOINT:
@@ -276,20 +279,32 @@ class Upkeep:
             owner.is_ticking = False
         self.clean_soon()
 
-    async def _ping_program(self, at: Record) -> bool | None:
+    async def _ping_program(self, at: Record) -> Said | None:
         ping = await self._tools.node(at).guest(at.id, at.generation).ping_program(PING_S)
-        return None if ping is None else ping.is_busy
+        if ping is None:
+            return None
+        for_s = None if ping.updated_at is None else (self._tools.clock.now() - ping.updated_at).total_seconds()
+        return Said(ping.is_busy, for_s)
 
-    async def _is_program_busy(self, live: Live) -> bool:
-        """Asked only when everything else says idle. One that does not answer is not busy: it would never sleep again."""
+    async def _ask(self, live: Live) -> Word:
+        """Asked only when everything else says idle. One that does not answer is not busy: it would never sleep again. What it
+        did between two questions counts by its own word for when it was done."""
+        said = None
         try:
             async with asyncio.timeout(PING_S):
-                is_busy = await self.ask_program(live.record) is True
+                said = await self.ask_program(live.record)
         except (PerdureError, TimeoutError) as error:
             _log.info("the program of %s does not say whether it is busy: %s", live.record.id, error)
-            is_busy = False
-        live.busy_at = self._tools.clock.monotonic() if is_busy else None
-        return is_busy
+        now = self._tools.clock.monotonic()
+        word = hibernation.heard(said, None if live.fresh_at is None else now - live.fresh_at)
+        live.busy_at = now if word is Word.BUSY else None
+        if word is Word.AGAIN:
+            live.fresh_at = now if live.fresh_at is None else live.fresh_at
+        elif word is not Word.QUIET:  # one whose answers are all fresh is known by now
+            live.fresh_at = None
+        if word is Word.DONE and said is not None and said.for_s is not None:
+            live.done_at = now - said.for_s
+        return word
 
     async def reconcile(self) -> None:
         """One pass over the node."""

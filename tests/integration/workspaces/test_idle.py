@@ -13,7 +13,7 @@ from perdure.core.errors import GuestUnresponsive, MachineDied, NotFound, Perdur
 from perdure.core.ids import ExecId
 from perdure.wire.node import Activity, ExecSpec, MemoryFate, PingStatus, ProgramPing
 from perdure.workspaces import upkeep
-from perdure.workspaces.hibernation import Use
+from perdure.workspaces.hibernation import Said, Use
 from perdure.workspaces.model import Idleness, Workspace, WorkspaceState
 from perdure.workspaces.rows import Record
 from tests.fakes.control_plane import CTX, ControlPlane
@@ -144,18 +144,18 @@ class Program:
     """What an agent program answers, and how often it was asked."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self.answer: bool | PerdureError | None = None
+        self.answer: bool | Said | PerdureError | None = None
         self.asked = 0
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         plane.service.upkeep.ask_program = self.ask
 
-    async def ask(self, _at: Record) -> bool | None:
+    async def ask(self, _at: Record) -> Said | None:
         self.asked += 1
         if self.meanwhile is not None:
             await self.meanwhile()
         if isinstance(self.answer, PerdureError):
             raise self.answer
-        return self.answer
+        return Said(self.answer) if isinstance(self.answer, bool) else self.answer
 
 
 async def test_a_program_that_says_it_is_busy_keeps_its_workspace_awake(plane: ControlPlane) -> None:
@@ -200,6 +200,56 @@ async def test_a_program_that_says_nothing_is_not_busy(plane: ControlPlane, answ
     Program(plane).answer = answer
     await ticked(plane)
     assert await plane.state("demo") is HIBERNATED
+
+
+async def test_what_it_did_between_two_questions_counts_until_it_was_done(plane: ControlPlane) -> None:
+    """D9: idle is all of it for the whole timeout. The program worked, and was done before anybody asked."""
+    await made(plane)
+    program = Program(plane)
+    program.answer = Said(is_busy=False, for_s=3.0)
+    await ticked(plane, IDLE_S)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 1)
+    assert await uses(plane) == [], "it is used no more, and has been until three seconds ago"
+    await ticked(plane, IDLE_S - 3.1)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 1)
+    program.answer = Said(is_busy=False, for_s=IDLE_S + 0.1)
+    await ticked(plane, 0.2)
+    assert (await plane.state("demo"), program.asked) == (HIBERNATED, 2)
+
+
+async def test_what_it_did_before_somebody_else_used_it_makes_nothing_longer(plane: ControlPlane) -> None:
+    await made(plane)
+    Program(plane).answer = Said(is_busy=False, for_s=1e9)
+    await ticked(plane, IDLE_S)
+    assert await plane.state("demo") is HIBERNATED
+
+
+async def test_one_that_puts_the_time_into_every_answer_is_found_out(plane: ControlPlane) -> None:
+    """Its workspace would never sleep if that were believed."""
+    await made(plane)
+    program = Program(plane)
+    program.answer = Said(is_busy=False, for_s=0.4)
+    await ticked(plane, IDLE_S)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 1)
+    await ticked(plane, 1)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 2)
+    await ticked(plane, 1)
+    assert (await plane.state("demo"), program.asked) == (HIBERNATED, 3)
+
+
+async def test_one_that_was_done_right_before_the_question_stays_awake_for_its_timeout(plane: ControlPlane) -> None:
+    await made(plane)
+    program = Program(plane)
+    program.answer = Said(is_busy=False, for_s=-0.5)  # the guest's clock is a little ahead
+    await ticked(plane, IDLE_S)
+    program.answer = Said(is_busy=False, for_s=2.5)
+    await ticked(plane, 3)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 2)
+    await ticked(plane, 1)
+    assert (await plane.state("demo"), program.asked) == (RUNNING, 2), "it is left alone now"
+    program.answer = Said(is_busy=False, for_s=6.0)
+    await ticked(plane, 2)
+    assert (await plane.state("demo"), program.asked) == (HIBERNATED, 3)
 
 
 async def test_its_own_ping_is_what_is_asked(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from perdure.wire.node import Activity
 from perdure.workspaces.hibernation import (
+    FRESH_S,
     Decision,
     Observation,
     Policy,
     Reason,
+    Said,
     Use,
+    Word,
     decide,
+    heard,
     reasons,
     sleeps_in_s,
     unused_s,
@@ -140,3 +144,23 @@ def test_every_reason_is_told_with_how_many_there_are() -> None:
     assert reasons(IDLE, ALONE, POLICY) == ()
     assert sleeps_in_s(IDLE, replace(ALONE, keep_awake_for_s=7.0), POLICY) == 7.0
     assert sleeps_in_s(replace(IDLE, open_execs=1), ALONE, POLICY) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "fresh_for_s", "word"),
+    [
+        (None, None, Word.QUIET),
+        (None, 9.0, Word.QUIET),
+        (Said(is_busy=True), None, Word.BUSY),
+        (Said(is_busy=True, for_s=0.1), 9.0, Word.BUSY),
+        (Said(is_busy=False), None, Word.QUIET),
+        (Said(is_busy=False, for_s=FRESH_S), None, Word.DONE),
+        (Said(is_busy=False, for_s=1e9), 9.0, Word.DONE),
+        (Said(is_busy=False, for_s=FRESH_S - 0.1), None, Word.AGAIN),
+        (Said(is_busy=False, for_s=-1e9), None, Word.AGAIN),
+        (Said(is_busy=False, for_s=0.0), FRESH_S - 0.1, Word.AGAIN),
+        (Said(is_busy=False, for_s=0.0), FRESH_S, Word.QUIET),
+    ],
+)
+def test_what_a_programs_answer_is_worth(said: Said | None, fresh_for_s: float | None, word: Word) -> None:
+    assert heard(said, fresh_for_s) is word
