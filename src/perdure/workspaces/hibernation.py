@@ -59,7 +59,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an agent program answers to ``/ping``. ``for_s``: for how long that has been so, by its own word; None: it says none."""
+    """What an agent program answers to ``/ping``. ``for_s``: for how long that has been so, by its own word; None: it says
+    nothing of it."""
 
     is_busy: bool
     for_s: float | None = None
