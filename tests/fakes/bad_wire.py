@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 DEADLINE_S = 60
 CHUNK = 65536
+FOREIGN = (
+    b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/html\r\ncontent-length: 20\r\nconnection: close\r\n\r\n<h1>Bad Gateway</h1>"
+)
 
 
 def _narrow() -> socket.socket:
@@ -24,6 +27,7 @@ def _narrow() -> socket.socket:
 
 class Loss(Enum):
     REQUEST = auto()  # the connection is closed when the request's first bytes come; the server never sees them
+    FOREIGN = auto()  # somebody else answers, as a proxy does that has nobody behind it; the server never sees the request
     ANSWER = auto()  # the server gets the whole request; the connection is closed when its answer's first bytes come
 
 
@@ -77,7 +81,7 @@ class BadWire:
         try:
             await asyncio.wait(
                 {
-                    asyncio.create_task(self._relay(reader, outward, Loss.REQUEST)),
+                    asyncio.create_task(self._relay(reader, outward, Loss.REQUEST, writer)),
                     asyncio.create_task(self._relay(inward, writer, Loss.ANSWER)),
                 },
                 return_when=asyncio.FIRST_COMPLETED,
@@ -86,10 +90,16 @@ class BadWire:
             for side in (outward, writer):
                 side.close()
 
-    async def _relay(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, loss: Loss) -> None:
+    async def _relay(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, loss: Loss, back: asyncio.StreamWriter | None = None
+    ) -> None:
         with suppress(ConnectionError):
             while data := await source.read(CHUNK):
                 if self._lose(loss):
+                    return
+                if back is not None and self._lose(Loss.FOREIGN):
+                    back.write(FOREIGN)
+                    await back.drain()
                     return
                 target.write(data)
                 await target.drain()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import codecs
-import json
 import os
 import secrets
 import socket
@@ -237,17 +236,6 @@ def welcome_s(error: RateLimited) -> float:
         return min(3600.0, max(0.05, float(error.details["retry_after_s"])))
     except (KeyError, ValueError):
         return 1.0
-
-
-def judge(status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
-    """Raise the error that an answer stands for, if it stands for one."""
-    if status < 400:
-        return
-    try:
-        answer = json.loads(content)
-    except ValueError:
-        answer = None
-    raise rebuild(answer, status, (headers or {}).get(public.REQUEST_ID_HEADER, ""))
 
 
 def lines(buffer: bytearray, chunk: bytes) -> Iterator[bytes]:

@@ -28,6 +28,14 @@ class ConnectionLost(Unavailable):
     default_hint = "Look at the workspace before repeating the call: it may have been done."
 
 
+class ForeignAnswer(ConnectionLost):
+    """What answered was not the server: a proxy in front of it that has nobody behind, or something else at its address. Flags
+    as of ``ConnectionLost``: nobody knows whether the request went through."""
+
+    code = "foreign_answer"
+    default_hint = "Check PERDURE_URL, and whether the server runs; then look before repeating the call: it may have been done."
+
+
 class CallTimedOut(DeadlineExceeded):
     """The caller's own timeout ran out. The server goes on with what it was asked, and so do commands and workspaces. Flags as of
     ``ConnectionLost``."""
@@ -106,6 +114,8 @@ def rebuild(answer: object, status: int, request_id: str = "") -> PerdureError:
 def _rebuilt(answer: object, status: int) -> PerdureError:
     public = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(public, dict):
+        if status >= 500:
+            return ForeignAnswer(f"The answer has HTTP status {status} and is not one of a Perdure server.")
         return PerdureError(f"The server answered with HTTP status {status} and no explanation.")
     kind = error_classes().get(str(public.get("code")), PerdureError)
     error = kind(str(public.get("message", "")), hint=str(public.get("hint", "")))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from perdure.core.errors import Busy, NotFound, PerdureError, error_classes
-from perdure.sdk import AsyncClient, AsyncWorkspace, CallTimedOut, Client, ConnectionLost, StillRunning, Workspace, _core
+from perdure.sdk import (
+    AsyncClient,
+    AsyncWorkspace,
+    CallTimedOut,
+    Client,
+    ConnectionLost,
+    ForeignAnswer,
+    StillRunning,
+    Workspace,
+    _core,
+)
 from perdure.wire import public
 from tests.fakes.api_server import FakeServer
 from tests.fakes.bad_wire import BadWire, Loss
@@ -52,6 +64,48 @@ def test_what_may_not_be_done_twice_is_told_as_ambiguous(demo: Workspace, far: C
     assert flags(caught.value) == (False, True, False)
     assert "may have been done" in caught.value.hint
     assert len(demo.snapshots()) == 1, "it was done, once"
+
+
+def test_an_answer_of_somebody_else_is_ambiguous_too(demo: Workspace, far: Client, wire: BadWire) -> None:
+    """A proxy that says 502 may have passed the request on, or not."""
+    ws = Workspace.connect("demo", client=far)
+    wire.losses = [Loss.FOREIGN]
+    with pytest.raises(ForeignAnswer) as caught:
+        ws.checkpoint()
+    assert flags(caught.value) == (False, True, False) and caught.value.hint
+    assert "HTTP status 502" in caught.value.message and demo.snapshots() == []
+    wire.losses = [Loss.FOREIGN] * (_core.RETRIES + 1)
+    with pytest.raises(ForeignAnswer) as caught:
+        ws.refresh()
+    assert flags(caught.value) == (True, False, False)
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_something_else_at_the_servers_address(status: int) -> None:
+    """Whatever it answers, what is raised is an error with its flags."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    try:
+        with Client(url=f"http://127.0.0.1:{web.server_port}", api_key=KEY) as client, pytest.raises(PerdureError) as caught:
+            client.health()
+    finally:
+        web.shutdown()
+        thread.join()
+        web.server_close()
+    assert flags(caught.value) == (status != 404, False, False)
+    assert isinstance(caught.value, ForeignAnswer) is (status != 404)
 
 
 def test_a_request_that_was_cut_was_not_done_and_is_sent_again(far: Client, wire: BadWire, server: FakeServer) -> None:

@@ -13,7 +13,7 @@ import httpx2
 
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
-from perdure.sdk import _core
+from perdure.sdk import _answers, _core
 from perdure.sdk._acompat import AsyncSent, apause
 from perdure.sdk._async.executions import AsyncDurable
 from perdure.sdk._async.webhooks import AsyncWebhooks
@@ -98,13 +98,13 @@ class AsyncClient(AsyncDurable, AsyncWebhooks):
         options["timeout"] = httpx2.Timeout(left_s, connect=connect_s)
         with self._seam(call, sent):
             response = await self._http.request(call.method, call.url, extensions={"trace": sent}, **options)
-        _core.judge(response.status_code, response.content, response.headers)
+        _answers.judge(response.status_code, response.content, response.headers)
         return response
 
     async def fetch(self, call: Call, kind: type[Model], *, timeout_s: float | None = None) -> Model:
         """Do a call and parse its answer."""
         response = await self.request(call, timeout_s=timeout_s)
-        return kind.model_validate_json(response.content)
+        return _answers.parsed(call, kind, response.content)
 
     async def pages(self, call: Call, kind: type[Page]) -> AsyncIterator[Page]:
         """Do a call that answers a list in pages, and go on to its end."""
@@ -120,8 +120,8 @@ class AsyncClient(AsyncDurable, AsyncWebhooks):
         headers = {"content-type": "application/octet-stream"}
         with self._seam(call, None):
             response = await self._http.request(call.method, call.url, content=content, headers=headers)
-        _core.judge(response.status_code, response.content, response.headers)
-        return kind.model_validate_json(response.content)
+        _answers.judge(response.status_code, response.content, response.headers)
+        return _answers.parsed(call, kind, response.content)
 
     @asynccontextmanager
     async def stream(
@@ -135,7 +135,7 @@ class AsyncClient(AsyncDurable, AsyncWebhooks):
         with self._seam(call, sent):
             async with self._http.stream(call.method, call.url, **options) as response:
                 if response.status_code >= 400 and public.ANSWERED_BY_HEADER not in response.headers:
-                    _core.judge(response.status_code, await response.aread(), response.headers)
+                    _answers.judge(response.status_code, await response.aread(), response.headers)
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response
 

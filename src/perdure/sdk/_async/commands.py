@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from perdure.core import ids
 from perdure.core.clock import SystemClock, epoch_ms
 from perdure.core.errors import Conflict, InvalidRequest, NotFound, PerdureError
-from perdure.sdk import _core
+from perdure.sdk import _answers, _core
 from perdure.sdk._acompat import AsyncBackground, AsyncData, AsyncHashing, acall, apause
 from perdure.sdk._core import Call, Collector, CommandResult, Follower, Output
 from perdure.sdk._options import OUTPUT_LIMIT_BYTES, RunOptions, run_fields
@@ -269,17 +269,16 @@ class AsyncCommands:
     async def start_pty(self, size: public.PtySize, cmd: str | Sequence[str] | None, options: RunOptions) -> public.ExecInfo:
         """Start a command, or the login shell, on a terminal; for ``workspace.pty``."""
         start = self._start(cmd, False, True, options, pty=size)
-        response = await self._workspace.client.request(
-            _core.start_exec(self._workspace.id, start, options.get("idempotency_key"))
-        )
+        call = _core.start_exec(self._workspace.id, start, options.get("idempotency_key"))
+        response = await self._workspace.client.request(call)
         self._workspace.note(response.headers)
-        return public.ExecInfo.model_validate_json(response.content)
+        return _answers.parsed(call, public.ExecInfo, response.content)
 
     async def _background(self, start: public.StartExec, limit: int, key: str | None) -> AsyncCommandHandle:
         call = _core.start_exec(self._workspace.id, start.model_copy(update={"background": True}), key)
         response = await self._workspace.client.request(call)
         self._workspace.note(response.headers)
-        return self._handle(public.ExecInfo.model_validate_json(response.content), limit)
+        return self._handle(_answers.parsed(call, public.ExecInfo, response.content), limit)
 
     def _handle(self, info: public.ExecInfo, limit: int) -> AsyncCommandHandle:
         follower = Follower(self._workspace.id, info.exec_id, None)

@@ -15,7 +15,7 @@ import httpx2
 
 from perdure.core.config import Settings
 from perdure.core.errors import PerdureError
-from perdure.sdk import _core
+from perdure.sdk import _answers, _core
 from perdure.sdk._acompat import Sent, pause
 from perdure.sdk._attempts import Attempts, qualified
 from perdure.sdk._core import Call
@@ -100,13 +100,13 @@ class Client(Durable, Webhooks):
         options["timeout"] = httpx2.Timeout(left_s, connect=connect_s)
         with self._seam(call, sent):
             response = self._http.request(call.method, call.url, extensions={"trace": sent}, **options)
-        _core.judge(response.status_code, response.content, response.headers)
+        _answers.judge(response.status_code, response.content, response.headers)
         return response
 
     def fetch(self, call: Call, kind: type[Model], *, timeout_s: float | None = None) -> Model:
         """Do a call and parse its answer."""
         response = self.request(call, timeout_s=timeout_s)
-        return kind.model_validate_json(response.content)
+        return _answers.parsed(call, kind, response.content)
 
     def pages(self, call: Call, kind: type[Page]) -> Iterator[Page]:
         """Do a call that answers a list in pages, and go on to its end."""
@@ -122,8 +122,8 @@ class Client(Durable, Webhooks):
         headers = {"content-type": "application/octet-stream"}
         with self._seam(call, None):
             response = self._http.request(call.method, call.url, content=content, headers=headers)
-        _core.judge(response.status_code, response.content, response.headers)
-        return kind.model_validate_json(response.content)
+        _answers.judge(response.status_code, response.content, response.headers)
+        return _answers.parsed(call, kind, response.content)
 
     @contextmanager
     def stream(
@@ -137,7 +137,7 @@ class Client(Durable, Webhooks):
         with self._seam(call, sent):
             with self._http.stream(call.method, call.url, **options) as response:
                 if response.status_code >= 400 and public.ANSWERED_BY_HEADER not in response.headers:
-                    _core.judge(response.status_code, response.read(), response.headers)
+                    _answers.judge(response.status_code, response.read(), response.headers)
                 response.request.extensions["timeout"] = {**response.request.extensions["timeout"], "read": silence_s}
                 yield response
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from perdure.core.errors import Conflict, DeadlineExceeded
-from perdure.sdk import _core
+from perdure.sdk import _answers, _core
 from perdure.sdk._core import Call
 from perdure.sdk._sync.client import Client
 from perdure.wire import public
@@ -136,7 +136,7 @@ class History:
         """Do a call on this workspace and parse its answer."""
         response = self.client.request(call)
         self.note(response.headers)
-        return kind.model_validate_json(response.content)
+        return _answers.parsed(call, kind, response.content)
 
     def _path(self, *rest: str) -> str:
         return _core.workspace_path(self.id, *rest)
