@@ -50,8 +50,7 @@ class Underway:
     """``watch`` is a task of the server; ``stop`` is for its end."""
 
     def __init__(self, services: Services) -> None:
-        self._access = services.access
-        self._shares = services.shares
+        self._services = services
         self._endings: dict[Leave | None, set[Ending]] = {}
         self._is_stopping = False
 
@@ -81,10 +80,10 @@ class Underway:
         keys = [leave for leave in self._endings if isinstance(leave, str)]
         grants = [leave for leave in self._endings if isinstance(leave, Grant)]
         if keys:
-            for key_id in await self._access.ended(keys):
+            for key_id in await self._services.access.ended(keys):
                 self._end(key_id, _key_ended())
         if grants:
-            for grant in await self._shares.ended(grants):
+            for grant in await self._services.shares.ended(grants):
                 self._end(grant, ShareRevoked("This share link has been taken back, or has expired."))
 
     def _end(self, leave: Leave, why: PerdureError) -> None:

@@ -206,6 +206,9 @@ def test_redirects_stay_below_the_prefix(location: bytes, passed: bytes) -> None
         (((b"sec-fetch-site", b"same-site"), (b"sec-fetch-mode", b"no-cors")), "GET", True),
         (((b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")), "GET", False),
         (((b"sec-fetch-site", b"same-site"), (b"sec-fetch-mode", b"navigate")), "POST", True),
+        (((b"sec-fetch-site", b"same-site"), (b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"document")), "GET", False),
+        (((b"sec-fetch-site", b"same-site"), (b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"iframe")), "GET", True),
+        (((b"sec-fetch-site", b"same-origin"), (b"sec-fetch-mode", b"navigate"), (b"sec-fetch-dest", b"iframe")), "GET", False),
     ],
 )
 def test_whose_page_asks(pairs: Headers, method: str, foreign: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perdure.access.tokens import Grant
@@ -37,9 +39,7 @@ def judges() -> Judges:
 @pytest.fixture
 def underway(judges: Judges) -> Underway:
     services: Services = fake_services(Settings())[0]
-    made = Underway(services)
-    made._access = made._shares = judges  # type: ignore[assignment]
-    return made
+    return Underway(replace(services, access=judges, shares=judges))  # type: ignore[arg-type]
 
 
 async def test_only_what_has_lost_its_leave_ends(underway: Underway, judges: Judges) -> None:

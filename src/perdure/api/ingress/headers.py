@@ -125,7 +125,8 @@ def _other_cookies(value: bytes) -> bytes:
 
 def is_foreign(headers: Headers, method: str) -> bool:
     """Whether another site's page asks, with a cookie that the browser added by itself. Workspaces below one domain are one site
-    to a browser, so that cookies alone do not keep their pages apart. Following a link is not foreign."""
+    to a browser, so that cookies alone do not keep their pages apart. Following a link is not foreign; to put a page into a frame
+    is, for whoever frames it may lead its visitor's clicks."""
     found = {name.lower(): value for name, value in headers}
     origin = found.get(b"origin")
     if origin is not None:
@@ -135,7 +136,8 @@ def is_foreign(headers: Headers, method: str) -> bool:
             return True
     if found.get(b"sec-fetch-site", b"none") in {b"none", b"same-origin"}:
         return False
-    return not (method in {"GET", "HEAD"} and found.get(b"sec-fetch-mode") == b"navigate")
+    is_followed = found.get(b"sec-fetch-mode") == b"navigate" and found.get(b"sec-fetch-dest", b"document") == b"document"
+    return not (method in {"GET", "HEAD"} and is_followed)
 
 
 def wants_page(headers: Headers) -> bool:
