@@ -27,6 +27,12 @@ DEADLINE_S = 30
 
 
 @pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comes before the server, which looks for the first time when it has been there for so long."""
+    monkeypatch.setattr(underway, "LOOK_S", 0.05)
+
+
+@pytest.fixture
 async def staged() -> AsyncIterator[Stage]:
     async with stage(ingress_domain="ws.localhost") as made:
         await made.ask(KEY, "POST", "/v1/workspaces", json={"name": "demo"})
@@ -158,11 +164,9 @@ async def test_a_follower_is_told_and_does_not_try_again(staged: Stage) -> None:
                 pass
 
 
-async def test_another_servers_revocation_and_a_keys_own_end_are_seen_soon(
-    staged: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("looks_often")
+async def test_another_servers_revocation_and_a_keys_own_end_are_seen_soon(staged: Stage) -> None:
     """Nobody tells this server; it asks from time to time."""
-    monkeypatch.setattr(underway, "LOOK_S", 0.05)
     other = AccessService(staged.plane.database, staged.plane.clock, KEY, SIGNING_KEY)
     secret = await staged.key("read", name="leaked")
     async with streamed(staged, secret, "GET", "/v1/events", params={"after": 0}) as feed:
@@ -182,8 +186,10 @@ async def shared(staged: Stage, **body: Any) -> Any:
 
 
 @asynccontextmanager
-async def visiting(staged: Stage, peers: asyncio.Queue[Peer], headers: dict[str, str]) -> AsyncIterator[httpx2.Response]:
-    """An answer of the program that has begun and goes on."""
+async def visiting(
+    staged: Stage, peers: asyncio.Queue[Peer], headers: dict[str, str]
+) -> AsyncIterator[tuple[httpx2.Response, Peer]]:
+    """An answer of the program that has begun and goes on, and the program's end of it."""
     base = {"host": "demo--80.ws.localhost"}
     request = staged.http.build_request("GET", "/", headers={**base, **headers})
     sending = asyncio.ensure_future(staged.http.send(request, stream=True))
@@ -192,7 +198,7 @@ async def visiting(staged: Stage, peers: asyncio.Queue[Peer], headers: dict[str,
         await peer.head()
         await peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345")
         answer = await sending
-        yield answer
+        yield answer, peer
         await answer.aclose()
 
 
@@ -209,34 +215,42 @@ async def cut(answer: httpx2.Response) -> bool:
 async def test_visitors_by_a_link_that_is_taken_back(staged: Stage) -> None:
     peers, first, second = played(staged, 80), await shared(staged), await shared(staged)
     async with (
-        visiting(staged, peers, {"perdure-share": first["token"]}) as gone,
-        visiting(staged, peers, {"perdure-share": second["token"]}) as kept,
+        visiting(staged, peers, {"perdure-share": first["token"]}) as (gone, gone_peer),
+        visiting(staged, peers, {"perdure-share": second["token"]}) as (kept, kept_peer),
     ):
         done = await staged.ask(KEY, "DELETE", f"/v1/workspaces/demo/links/{first['link_id']}")
         assert done.status_code == 200 and await cut(gone)
-        assert not kept.is_closed
+        await gone_peer.left()
+        await kept_peer.send(b"67890")
+        assert await kept.aread() == b"1234567890", "another link's visitor stays"
+
+
+async def test_visitors_of_a_port_that_is_unshared(staged: Stage) -> None:
+    peers, link = played(staged, 80), await shared(staged)
+    async with visiting(staged, peers, {"perdure-share": link["token"]}) as (answer, peer):
         assert (await staged.ask(KEY, "DELETE", "/v1/workspaces/demo/shares/80")).status_code == 200
-        assert await cut(kept)
+        assert await cut(answer)
+        await peer.left()
 
 
 async def test_visitors_of_a_port_that_was_public(staged: Stage) -> None:
     peers = played(staged, 80)
     await shared(staged, public=True)
-    async with visiting(staged, peers, {}) as answer:
+    async with visiting(staged, peers, {}) as (answer, _):
         await staged.ask(KEY, "DELETE", "/v1/workspaces/demo/shares/80")
         assert await cut(answer)
 
 
-async def test_a_visitors_time_is_over_for_what_is_under_way_too(staged: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(underway, "LOOK_S", 0.05)
+@pytest.mark.usefixtures("looks_often")
+async def test_a_visitors_time_is_over_for_what_is_under_way_too(staged: Stage) -> None:
     peers, link = played(staged, 80), await shared(staged, expires_s=60)
-    async with visiting(staged, peers, {"perdure-share": link["token"]}) as answer:
+    async with visiting(staged, peers, {"perdure-share": link["token"]}) as (answer, _):
         staged.plane.database.shift_clock(62)
         assert await cut(answer)
 
 
 async def test_a_keys_requests_to_ports_end_with_it(staged: Stage) -> None:
     secret, peers = await staged.key("invoke", name="leaked"), played(staged, 80)
-    async with visiting(staged, peers, {"authorization": f"Bearer {secret}"}) as answer:
+    async with visiting(staged, peers, {"authorization": f"Bearer {secret}"}) as (answer, _):
         await revoke(staged, "leaked")
         assert await cut(answer)
