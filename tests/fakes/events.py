@@ -97,7 +97,8 @@ class FakeWebhooks:
         return self.outcome
 
     def put(self, webhook_id: str, seq: int, state: DeliveryState, error: str = "") -> None:
-        found = Delivery(seq, MOMENT, "hibernated", WorkspaceId("ws_demo"), "demo", state, 30, None, error)
+        due_at = MOMENT if state is DeliveryState.PENDING else None
+        found = Delivery(seq, MOMENT, "hibernated", WorkspaceId("ws_demo"), "demo", state, 30, due_at, error)
         self.undelivered.setdefault(webhook_id, {})[seq] = found
 
     async def deliveries(self, tenant_id: TenantId, webhook_id: str, after: int, limit: int) -> list[Delivery]:

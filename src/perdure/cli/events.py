@@ -123,7 +123,7 @@ def show(ctx: typer.Context, webhook: WebhookId, json: JsonFlag = False) -> None
             f"{one.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
             markup(one.workspace or "-"),
             markup(one.kind),
-            "[red]given up[/]" if one.state == "failed" else one.state,
+            "[red]given up[/]" if one.due_at is None else one.state,
             str(one.attempts),
             markup(one.last_error),
         )
