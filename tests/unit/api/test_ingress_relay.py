@@ -63,6 +63,36 @@ async def test_who_leaves_during_the_wake_has_asked_nothing(stage: Stage) -> Non
     assert stage.peers.empty() and caller.sent == []
 
 
+async def test_who_leaves_during_the_wake_with_a_short_body_has_asked_nothing(stage: Stage) -> None:
+    """It may have sent all of it, and have asked somebody else meanwhile."""
+    await stage.workspaces.sleep(CTX, "demo")
+    stage.workspaces.hold = asyncio.Event()
+    caller = stage.call(method="POST", headers={"content-length": "5"}, body=True)
+    caller.put(b"12345", more=False)
+    await settled()
+    caller.leave()
+    await caller.ended()
+    stage.workspaces.hold.set()
+    await settled()
+    assert stage.peers.empty() and caller.sent == []
+
+
+async def test_who_waits_to_be_told_to_go_on_is_told_when_the_program_is_there(stage: Stage) -> None:
+    await stage.workspaces.sleep(CTX, "demo")
+    stage.workspaces.hold = asyncio.Event()
+    caller = stage.call(method="POST", headers={"content-length": "5", "expect": "100-continue"}, body=True)
+    caller.put(b"12345", more=False)
+    await settled()
+    assert caller.messages.qsize() == 1, "to ask for its body is to tell it"
+    stage.workspaces.hold.set()
+    peer = await stage.peer()
+    await peer.head()
+    assert await peer.drain(b"12345") == 5
+    await peer.send(OK)
+    await caller.ended()
+    assert caller.status == 200
+
+
 async def test_an_upload_goes_no_faster_than_the_program_reads(stage: Stage) -> None:
     """Gigabytes do not gather here: what is taken from the client is what the program's window has room for, and two pieces."""
     caller = stage.call(method="PUT", headers={"transfer-encoding": "chunked"}, body=True)

@@ -25,6 +25,9 @@ from perdure.workspaces.model import Awake, Context
 
 log = logging.getLogger(__name__)
 
+#: Of a body, beside the one that the program is sent: as long as a connection gives them.
+PIECES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:
@@ -54,14 +57,19 @@ def told(visit: Visit, awake: Awake) -> Headers:
 
 
 class _Client:
-    """The other end: its body in pieces, as they come, and whether it has left."""
+    """The other end: its body in pieces, as they come, and whether it has left.
 
-    def __init__(self, receive: Receive, *, has_body: bool) -> None:
+    It is read from the first moment, so that one with a short body which leaves during the wake is seen to; of a longer one a
+    few pieces are taken, and the rest when the program can take it. ``waits``: it sends nothing before it is told to go on, and
+    it is told when the program is there.
+    """
+
+    def __init__(self, receive: Receive, *, waits: bool) -> None:
         self.left = asyncio.Event()
         self._receive = receive
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(PIECES)
         self._reader: asyncio.Task[None] | None = None
-        if not has_body:  # else its first piece is asked for when the program can take it
+        if not waits:
             self._start()
 
     def _start(self) -> None:
@@ -103,7 +111,7 @@ class Relay:
 
     async def run(self, receive: Receive, closing: Ending) -> None:
         has_body, length = headers.body_length(self._came)
-        client = _Client(receive, has_body=has_body)
+        client = _Client(receive, waits=has_body and any(name == b"expect" for name, _ in self._came))
         work = asyncio.create_task(self._carry(client, length if has_body else None, has_body=has_body), name="perdure-relay")
         left, stop = asyncio.create_task(client.left.wait()), asyncio.create_task(closing.wait())
         try:
