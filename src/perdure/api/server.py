@@ -19,6 +19,7 @@ from perdure.api.confined import Confined
 from perdure.api.guard import MetricsGuard, SocketGuard, TcpGuard
 from perdure.api.ingress.front import HostForm, PathForm
 from perdure.api.ingress.names import Domain
+from perdure.api.proxies import BehindProxies, networks
 from perdure.api.services import Services
 from perdure.api.throttle import Throttle
 from perdure.api.traffic import Traffic
@@ -37,6 +38,7 @@ class ApiServer:
         self._services = services
         text = services.settings.ingress_domain
         self._domain = None if text is None else Domain.parse(text)  # a mistake is told before anything listens
+        self._proxies = networks(services.settings.trusted_proxies)
         self._app = create_app(services)
         self._underway: Underway = self._app.state.underway
         self._watch: asyncio.Task[None] | None = None
@@ -64,7 +66,7 @@ class ApiServer:
         api = Confined(self._app, self._services.confinement)
         inside = PathForm(api, self._services, underway)
         await self._listen(SocketGuard(inside, self._services, underway), unix)
-        await self._listen(self._outside(inside), tcp[0])
+        await self._listen(self._outside(inside), tcp[0], is_outside=True)
         if settings.metrics_port:
             await self._listen(MetricsGuard(api, underway), tcp[1])
 
@@ -89,9 +91,10 @@ class ApiServer:
         if running:
             self._services.settings.api_socket.unlink(missing_ok=True)
 
-    async def _listen(self, app: ASGIApp, sock: socket.socket) -> None:
+    async def _listen(self, app: ASGIApp, sock: socket.socket, *, is_outside: bool = False) -> None:
+        traffic = Traffic(app, self._services.clock)
         config = uvicorn.Config(
-            Traffic(app, self._services.clock),
+            BehindProxies(traffic, self._proxies) if is_outside and self._proxies else traffic,
             lifespan="off",
             log_config=None,
             access_log=False,

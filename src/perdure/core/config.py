@@ -77,6 +77,10 @@ class Settings(BaseModel):
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="Host names accepted in the Host header besides loopback and listen_host."
     )
+    trusted_proxies: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses or networks of proxies before TCP, whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    )
     ingress_domain: str | None = Field(
         default=None,
         description="Ports of workspaces are served at WORKSPACE--PORT.DOMAIN, such as ws.localhost, on the API's port; "
@@ -218,7 +222,9 @@ class Settings(BaseModel):
             raise ValueError("an idle timeout is 5 seconds or more, or 0 for never")
         return value
 
-    @field_validator("allowed_hosts", "egress_private_allow", "webhook_private_allow", "store_options", mode="before")
+    @field_validator(
+        "allowed_hosts", "trusted_proxies", "egress_private_allow", "webhook_private_allow", "store_options", mode="before"
+    )
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

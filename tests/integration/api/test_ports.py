@@ -6,6 +6,8 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -14,6 +16,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
+from perdure.core.config import Settings
 from perdure.sdk import Workspace
 from tests.fakes.api_server import FakeServer
 from tests.fakes.workspaces import KEY
@@ -50,6 +53,41 @@ def test_by_path_with_a_key(http: httpx2.Client, port: int) -> None:
     assert not names.keys() & {"authorization", "cookie"} and KEY not in str(told)
     assert answer.headers["content-security-policy"] == "sandbox" and "set-cookie" not in answer.headers
     assert answer.headers["perdure-generation"] == "1" and answer.headers["perdure-request-id"].startswith("req_")
+
+
+def test_nobody_is_believed_about_where_he_comes_from(http: httpx2.Client, port: int) -> None:
+    claims = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
+    names = {name.lower(): value for name, value in http.get(by_path(port), headers={**BEARER, **claims}).json()["headers"]}
+    assert (names["x-forwarded-for"], names["x-forwarded-proto"]) == ("127.0.0.1", "http")
+
+
+def test_behind_a_proxy_that_is_trusted_it_is(home: Path) -> None:
+    Echo.connections = set()
+    settings = Settings(
+        home=home, listen_port=0, url=None, api_key=None, trusted_proxies=("127.0.0.1",), auth_failures_per_min=0.001
+    )
+    with FakeServer(settings) as server, httpx2.Client(base_url=server.url, timeout=DEADLINE_S) as client:
+        client.post("/v1/workspaces", headers=BEARER, json={"name": "demo"})
+        web = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        try:
+            server.workspaces.world("demo").ports.add(web.server_port)
+            claims = {"x-forwarded-for": "6.6.6.6, 203.0.113.9", "x-forwarded-proto": "https"}
+            told = client.get(by_path(web.server_port), headers={**BEARER, **claims}).json()
+            names = {name.lower(): value for name, value in told["headers"]}
+            assert (names["x-forwarded-for"], names["x-forwarded-proto"]) == ("203.0.113.9", "https")
+            link = client.post("/v1/workspaces/demo/shares", headers={**BEARER, **claims}, json={"port": web.server_port})
+            assert link.json()["url"].startswith("https://127.0.0.1:")
+        finally:
+            web.shutdown()
+            thread.join()
+            web.server_close()
+        wrong = {"authorization": "Bearer pdk_wrong", "x-forwarded-for": "203.0.113.9"}
+        while client.get("/v1/health", headers=wrong).status_code == 401:
+            pass  # until that address has sent too many
+        other = client.get("/v1/health", headers={**wrong, "x-forwarded-for": "203.0.113.10"})
+        assert other.status_code == 401, "its neighbour behind the same proxy has not"
 
 
 def test_a_path_with_dots_is_not_ours_to_resolve(server: FakeServer, port: int) -> None:
