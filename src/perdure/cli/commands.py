@@ -237,7 +237,11 @@ WEBHOOK = (
     Entry("create", "events:create", "Send events to a URL from now on, and print the secret that signs them, this once."),
     Entry("ls", "events:ls", "List webhooks, with what is still to be delivered."),
     Entry("show", "events:show", "Show what is still to be delivered to a webhook, and what was given up."),
-    Entry("redeliver", "events:redeliver", "Send events that were given up once more: those of these numbers, or all."),
+    Entry(
+        "redeliver",
+        "events:redeliver",
+        "Send events that were given up once more, for another day: those of these numbers, or all.",
+    ),
     Entry("rm", "events:rm", "Remove webhooks. What was still to be delivered to them is not any more."),
     Entry("test", "events:test", "Send a webhook an event of the kind 'test' now. Exits 1 when it was not delivered."),
 )
