@@ -107,6 +107,7 @@ def unshare(
             hint="Write 'perdure unshare NAME PORT', or 'unshare NAME --link ID'.",
         )
     workspace = find(name)
+    done: dict[str, str | int]
     if link is not None:
         workspace.ports.revoke_link(link)
         done, told = {"link": link}, f"The link {markup(link)} of [bold]{markup(workspace.name)}[/] counts no more"

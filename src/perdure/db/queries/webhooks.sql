@@ -100,9 +100,10 @@ order by d.event_seq
 limit %(limit)s;
 
 -- name: again
--- What was given up is due as if it had just happened: all of it, or the events of these numbers.
+-- What was given up is due as if it had just happened: all of it, or the events of these numbers. The clock is read once, so that
+-- they are sent in order.
 update webhook_deliveries
-set state = 'pending', generation = generation + 1, attempts = 0, first_at = null, due_at = perdure_now()
+set state = 'pending', generation = generation + 1, attempts = 0, first_at = null, due_at = (select perdure_now())
 where tenant_id = %(tenant_id)s and webhook_id = %(webhook_id)s and state = 'failed'
   and (%(seqs)s::bigint[] is null or event_seq = any(%(seqs)s::bigint[]))
 returning event_seq as seq;
