@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from perdure.core import ids
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.errors import (
@@ -32,8 +30,6 @@ from perdure.runs.protocol import (
     ErrorObject,
     ExecutionArn,
     ExecutionInfo,
-    ExecutionName,
-    ExecutionTimeout,
     InvocationOutput,
     InvocationStatus,
     OperationPage,
@@ -59,9 +55,6 @@ from perdure.runs.service.model import (
 )
 from tests.fakes import run_views as views
 from tests.fakes.run_history import Run
-
-_NAME: TypeAdapter[str] = TypeAdapter(ExecutionName)
-_TIMEOUT: TypeAdapter[int] = TypeAdapter(ExecutionTimeout)
 
 
 @dataclass(slots=True)
@@ -93,8 +86,9 @@ class _InFlight:
 class MemoryExecutions:
     """Implements ``runs.service.model.Executions``."""
 
-    def __init__(self, clock: Clock | None = None, rules: Rules | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, rules: Rules | None = None, keep_s: float | None = None) -> None:
         self.rules = rules or Rules()
+        self.keep_s = keep_s
         self.lease_s = LEASE_S
         self._clock = clock or SystemClock()
         self._ahead = timedelta(0)
@@ -127,7 +121,7 @@ class MemoryExecutions:
     # ------------------------------------------------------------------------------------------------------------- from outside
 
     async def begin(self, new: NewExecution) -> Begun:
-        _check(new)
+        views.check(new)
         name = parse_function(new.function).name
         begun = self._begin(replace(new, function=name), None)
         await self._tell()
@@ -213,9 +207,12 @@ class MemoryExecutions:
 
     async def delete(self, tenant_id: TenantId, execution_id: str) -> datetime:
         state = await self._do(tenant_id, execution_id, engine.Delete())
-        kept = self._runs.pop(execution_id)
-        del self._names[kept.new.tenant_id, kept.new.function, state.started.name]
+        self._drop(execution_id)
         return state.at
+
+    def _drop(self, execution_id: str) -> None:
+        kept = self._runs.pop(execution_id)
+        del self._names[kept.new.tenant_id, kept.new.function, kept.run.state.started.name]
 
     async def complete_callback(
         self, tenant_id: TenantId, callback_id: str, result: str | None, error: ErrorObject | None = None
@@ -251,7 +248,7 @@ class MemoryExecutions:
         updates = request.updates or ()
         refused: dict[str, ErrorObject] = {}
         for name in {one.chained_invoke_options.function_name for one in updates if one.chained_invoke_options}:
-            if (tenant_id, _function_name(name)) not in self._functions:
+            if not self._is_served(tenant_id, name):
                 message = f"There is no function {name!r}."
                 refused[name] = ErrorObject(error_type="ResourceNotFoundException", error_message=message)
         command = engine.Checkpoint(request.checkpoint_token, updates, request.client_token, refused)
@@ -422,6 +419,12 @@ class MemoryExecutions:
                     pass
         return decision
 
+    def _is_served(self, tenant_id: TenantId, function: str) -> bool:
+        try:
+            return (tenant_id, parse_function(function).name) in self._functions
+        except InvalidRequest:
+            return False
+
     def _start_child(self, kept: _Kept, child: engine.StartChild) -> None:
         parent = Parent(execution_id=kept.run.state.id, operation_id=child.operation_id)
         name = parse_function(child.function).name
@@ -438,6 +441,18 @@ class MemoryExecutions:
             timer_at = engine.standing(kept.run.state).timer_at
             if timer_at is not None and timer_at <= self.now:
                 self._decide(execution_id, engine.Tick())
+        self._expire()
+
+    def _expire(self) -> None:
+        """What has been kept for long enough after its end goes; not while somebody runs it still, or its parent goes on."""
+        for execution_id, kept in list(self._runs.items()):
+            state, parent = kept.run.state, kept.run.state.started.parent
+            above = self._runs.get(parent.execution_id) if parent is not None else None
+            is_held = state.invocation is not None or (above is not None and not above.run.state.has_ended)
+            if self.keep_s is None or state.ended_at is None or is_held:
+                continue
+            if state.ended_at + timedelta(seconds=self.keep_s) < self.now:
+                self._drop(execution_id)
 
     def _next_due(self) -> datetime | None:
         """When something happens by itself."""
@@ -463,24 +478,6 @@ class MemoryExecutions:
         except TimeoutError:
             pass
         return True
-
-
-def _function_name(text: str) -> str:
-    try:
-        return parse_function(text).name
-    except InvalidRequest:
-        return ""
-
-
-def _check(new: NewExecution) -> None:
-    """Raises InvalidRequest for what no execution can have."""
-    checks: list[tuple[str, TypeAdapter[Any], Any]] = [("name", _NAME, new.name), ("timeout_s", _TIMEOUT, new.timeout_s)]
-    for what, adapter, value in checks:
-        try:
-            if value is not None:
-                adapter.validate_python(value)
-        except ValidationError as error:
-            raise InvalidRequest(f"{what}: {error.errors()[0]['msg']}.") from None
 
 
 def _failed(error: ErrorObject | None) -> InvocationOutput:

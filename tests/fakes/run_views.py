@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from perdure.core.errors import InvalidRequest
 from perdure.runs import engine
-from perdure.runs.protocol import ExecutionSummary
+from perdure.runs.protocol import ExecutionName, ExecutionSummary, ExecutionTimeout
 from perdure.runs.service.model import Insight, ListQuery, NewExecution, OpenCallback
 from tests.fakes.run_history import Run
+
+_NAME: TypeAdapter[str] = TypeAdapter(ExecutionName)
+_TIMEOUT: TypeAdapter[int] = TypeAdapter(ExecutionTimeout)
 
 
 def insight(state: engine.State, new: NewExecution) -> Insight:
@@ -53,3 +61,14 @@ def open_callback(run: Run, op: engine.Op) -> OpenCallback:
         due=op.due,
         heartbeat_due=op.heartbeat_due,
     )
+
+
+def check(new: NewExecution) -> None:
+    """Raises InvalidRequest for what no execution can have."""
+    checks: list[tuple[str, TypeAdapter[Any], Any]] = [("name", _NAME, new.name), ("timeout_s", _TIMEOUT, new.timeout_s)]
+    for what, adapter, value in checks:
+        try:
+            if value is not None:
+                adapter.validate_python(value)
+        except ValidationError as error:
+            raise InvalidRequest(f"{what}: {error.errors()[0]['msg']}.") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,27 +17,23 @@ from perdure.core.errors import CallbackClosed, NotFound, StaleCheckpoint
 from perdure.core.ids import DEFAULT_TENANT
 from perdure.db.database import Database
 from perdure.runs.protocol import (
-    Action,
+    CheckpointAnswer,
     CheckpointRequest,
     ExecutionStatus,
     InvocationInput,
     InvocationOutput,
     InvocationStatus,
-    Operation,
-    OperationStatus,
-    OperationUpdate,
 )
 from perdure.runs.service.model import Assignment, Flight, FunctionSpec, NewExecution
 from perdure.runs.service.service import ExecutionService
 from perdure.runs.service.verify import verify
 from tests.fakes.database import fresh_url
-from tests.integration.runs.stage import asks, invokes, update, waits
+from tests.integration.runs.played import WAIT_S, Playing
 from tests.simulation.fuse import Fuse, FusedDatabase, Killed, killed_everywhere, steps
 
 T = TypeVar("T")
 TENANT = DEFAULT_TENANT
 FUNCTIONS = (FunctionSpec("main", "v1"), FunctionSpec("child", "v1", is_durable=False))
-WAIT_S = 60
 MOST_TURNS = 60
 
 
@@ -153,78 +149,20 @@ class Life:
         output = await playing.play()
         await self._call(lambda: self.service.answer(TENANT, flight, output))
 
-    async def checkpoint(self, execution_id: str, request: CheckpointRequest) -> Any:
+    async def checkpoint(self, execution_id: str, request: CheckpointRequest) -> CheckpointAnswer:
         return await self._call(lambda: self.service.checkpoint(TENANT, execution_id, request))
 
+    def effect(self, execution_id: str, what: str) -> None:
+        self.effects[what] += 1
 
-PENDING = InvocationOutput(status=InvocationStatus.PENDING)
+    def done(self, execution_id: str, step: str) -> None:
+        """What ran is counted at the end."""
 
+    def waits(self, execution_id: str) -> None:
+        self.asked_at_s = self.now_s()
 
-@dataclass
-class Playing:
-    """The function: what AWS's SDK would do with what it is told."""
-
-    life: Life
-    execution_id: str
-    token: str
-    operations: dict[str, Operation] = field(default_factory=dict)
-    calls: int = 0
-
-    def know(self, operations: Sequence[Operation]) -> None:
-        self.operations |= {op.id: op for op in operations}
-
-    async def say(self, *updates: OperationUpdate) -> None:
-        self.calls += 1
-        request = CheckpointRequest(checkpoint_token=self.token, updates=updates, client_token=f"c{self.calls}")
-        answer = await self.life.checkpoint(self.execution_id, request)
-        assert answer.checkpoint_token is not None, "nobody has paused it"
-        self.token = answer.checkpoint_token
-        self.know(answer.new_execution_state.operations)
-
-    def status(self, op: str) -> OperationStatus | None:
-        return self.operations[op].status if op in self.operations else None
-
-    async def play(self) -> InvocationOutput:
-        await self._step("first")
-        if not await self._once("once"):
-            return PENDING
-        for op, start in (("wait", waits(WAIT_S)), ("ask", asks()), ("invoke", invokes("child", op="invoke"))):
-            if self.status(op) is None:
-                self.life.asked_at_s = self.life.now_s() if op == "wait" else self.life.asked_at_s
-                await self.say(start)
-            if self.status(op) is OperationStatus.STARTED:
-                return PENDING
-            assert self.status(op) is OperationStatus.SUCCEEDED
-            if op == "wait":
-                assert self.life.asked_at_s is not None and self.life.now_s() - self.life.asked_at_s >= WAIT_S, "it is early"
-        await self._step("last")
-        return InvocationOutput(status=InvocationStatus.SUCCEEDED, result='"out"')
-
-    async def _step(self, op: str) -> None:
-        """At least once."""
-        if self.status(op) is None:
-            await self.say(update("STEP", "START", op))
-        if self.status(op) is OperationStatus.STARTED:
-            self.life.effects[op] += 1
-            await self.say(update("STEP", "SUCCEED", op, payload='"done"'))
-
-    async def _once(self, op: str) -> bool:
-        """At most once per attempt: one that was begun by somebody who is gone is not begun again."""
-        status = self.status(op)
-        if status is OperationStatus.STARTED:
-            options = {"NextAttemptDelaySeconds": 5}
-            await self.say(
-                OperationUpdate.model_validate({"Id": op, "Type": "STEP", "Action": Action.RETRY, "StepOptions": options})
-            )
-            return False
-        if status is OperationStatus.PENDING:
-            return False
-        if status is not OperationStatus.SUCCEEDED:
-            await self.say(update("STEP", "START", op))
-            attempt = self.operations[op].step_details.attempt if self.operations[op].step_details else 0  # type: ignore[union-attr]
-            self.life.effects[f"{op} {attempt}"] += 1
-            await self.say(update("STEP", "SUCCEED", op, payload='"done"'))
-        return True
+    def woken(self, execution_id: str) -> None:
+        assert self.asked_at_s is not None and self.now_s() - self.asked_at_s >= WAIT_S, "it is early"
 
 
 async def live(at: int | None, *, does_worker_die: bool = False) -> Life:
@@ -269,3 +207,41 @@ async def test_a_server_may_die_at_any_statement(does_worker_die: bool, step: in
     points = {"before a batch", "after a batch", "before runs.ready", "after runs.told", "before runs.due", "before runs.load"}
     assert points <= set(whole.passed)
     assert fired.total() >= whole.count // step
+
+
+@pytest.mark.parametrize("step", steps(3))
+async def test_a_server_may_die_at_any_statement_of_a_deletion(step: int) -> None:
+    """What was kept for long enough goes as a whole, whoever dies over it, and its chain holds all the while."""
+
+    async def kill(at: int | None) -> Fuse:
+        fuse = Fuse(at)
+        async with fresh_url() as url, _database(url) as database:
+            first = ExecutionService(database, SystemClock())
+            worker = await first.register(TENANT, "w", FUNCTIONS)
+            begun = await first.begin(NewExecution(TENANT, "child", '"in"'))
+            work = await first.take(TENANT, worker.id, 0)
+            assert work is not None
+            output = InvocationOutput(status=InvocationStatus.SUCCEEDED, result='"out"')
+            await first.answer(TENANT, Flight(work.execution_id, work.invocation), output)
+            database.shift_clock(2 * WAIT_S)
+            fused: Any = FusedDatabase(fuse, database)
+            dying = ExecutionService(fused, SystemClock(), keep_s=WAIT_S)
+            with suppress(Killed):
+                await dying.clockwork.sweep()
+            await dying.close()
+            assert await verify(database) == (1, [])
+            next_one = ExecutionService(database, SystemClock(), keep_s=WAIT_S)
+            while not await next_one.clockwork.sweep():
+                pass
+            with pytest.raises(NotFound):
+                await next_one.describe(TENANT, begun.execution_id)
+            row = await database.one("runs.load", id=begun.execution_id)
+            assert row is not None and row["ops"] == [] and '"in"' not in row["started"] and "out" not in row["head"]
+            entries = await database.all("runs.links", id=begun.execution_id, after=0, last=100, limit=100)
+            assert entries and all(one["fact"] is None for one in entries)
+            assert await verify(database) == (1, [])
+        return fuse
+
+    whole, fired = await killed_everywhere(kill, step)
+    assert {"in transaction, before runs.forget_data", "before a commit", "after a batch"} <= set(whole.passed)
+    assert fired

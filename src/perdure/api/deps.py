@@ -25,6 +25,7 @@ from perdure.core.errors import InvalidRequest, NotFound, Unauthenticated
 from perdure.core.ids import ExecId
 from perdure.core.paging import Page
 from perdure.core.paging import Place as ListPlace
+from perdure.runs.service.actors import asked_by
 from perdure.wire import public
 from perdure.wire.node import ExecHandle, Place
 from perdure.wire.paths import place_of
@@ -47,6 +48,7 @@ async def admit(connection: HTTPConnection) -> None:
     if trail is not None:
         trail.asked(route, target)
     policy.check(caller.principal, route)
+    asked_by(caller.principal.name)
     _check_text(connection)
     if trail is not None:
         of_workspace = connection.scope["path"].startswith("/v1/workspaces/")

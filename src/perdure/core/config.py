@@ -183,6 +183,9 @@ class Settings(BaseModel):
     execution_payload_mib: int = Field(
         default=16, ge=1, le=256, description="The largest input, result or payload of an execution and its operations."
     )
+    execution_keep_days: float = Field(
+        default=90.0, ge=0, description="Executions are deleted with their histories so long after their end; 0: never."
+    )
 
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="A port of 127.0.0.1 that answers GET /metrics without a key; 0: none."

@@ -28,16 +28,20 @@ from tests.fakes.memory_executions import MemoryExecutions
 TENANT, OTHER = TenantId("ten_a"), TenantId("ten_b")
 #: Pauses that the time which a busy host takes for a test does not reach.
 RULES = Rules(backoff_s=300, backoff_max_s=300)
+#: How long executions are kept after their end: longer than any other test waits.
+KEEP_S = 1000 * 86_400.0
 
 
 @dataclass
 class Bench:
     """``advance`` moves the clock by so many seconds; what is due by then has happened when it returns, or happens when somebody
-    asks. ``settled``: what follows from earlier calls is done. ``worker_id`` is the last one that was registered."""
+    asks. ``settled``: what follows from earlier calls is done. ``swept``: what is looked at from time to time was.
+    ``worker_id`` is the last one that was registered."""
 
     runs: Executions
     advance: Callable[[float], Awaitable[None]]
     settled: Callable[[], Awaitable[None]]
+    swept: Callable[[], Awaitable[object]]
     worker_id: str = ""
 
     async def serve(self, *names: str, tenant_id: TenantId = TENANT, **parts: Any) -> str:
@@ -95,11 +99,11 @@ async def _nothing() -> None:
 @pytest.fixture(params=["fake", "database"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     if request.param == "fake":
-        runs = MemoryExecutions(rules=RULES)
-        yield Bench(runs, runs.advance, settled=_nothing)
+        runs = MemoryExecutions(rules=RULES, keep_s=KEEP_S)
+        yield Bench(runs, runs.advance, settled=_nothing, swept=_nothing)
         return
     async with fresh_database() as database:
-        service = ExecutionService(database, SystemClock(), RULES)
+        service = ExecutionService(database, SystemClock(), RULES, KEEP_S)
 
         async def advance(seconds: float) -> None:
             database.shift_clock(seconds)
@@ -108,6 +112,6 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
             await service.settled()
 
         try:
-            yield Bench(service, advance, service.settled)
+            yield Bench(service, advance, service.settled, service.clockwork.sweep)
         finally:
             await service.close()

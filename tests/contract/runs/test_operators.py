@@ -6,9 +6,9 @@ import pytest
 
 from perdure.core.errors import InvalidRequest, NotFound
 from perdure.runs.engine import CodeRule, PauseCause, Reason
-from perdure.runs.protocol import Action, InvocationStatus, OperationStatus
-from tests.contract.runs.conftest import OTHER, TENANT, Bench, token
-from tests.unit.runs.driving import context, step, wait
+from perdure.runs.protocol import Action, ExecutionStatus, InvocationStatus, OperationStatus
+from tests.contract.runs.conftest import KEEP_S, OTHER, TENANT, Bench, token
+from tests.unit.runs.driving import context, invoke, step, wait
 
 
 async def test_why_it_stands_where_it_does(bench: Bench) -> None:
@@ -77,3 +77,48 @@ async def test_functions_say_what_waits_for_a_worker(bench: Bench) -> None:
     await bench.runs.leave(TENANT, bench.worker_id)
     (main,) = [one for one in await bench.runs.functions(TENANT) if one.spec.name == "main"]
     assert (main.workers, main.executions, main.waiting) == (0, 1, 1)
+
+
+async def test_what_has_ended_is_deleted_when_it_was_kept_for_long_enough(bench: Bench) -> None:
+    await bench.serve()
+    waiting, ended = await bench.begin(), await bench.begin(name="order-1")
+    for _ in range(2):
+        taken = await bench.take()
+        if taken.execution_id == ended.execution_id:
+            await bench.succeed(taken)
+        else:
+            await bench.send(taken, token(taken), wait("w", 86_400))
+            await bench.answer(taken)
+    await bench.advance(KEEP_S - 60)
+    await bench.swept()
+    assert (await bench.runs.describe(TENANT, ended.execution_id)).status is ExecutionStatus.SUCCEEDED
+    await bench.advance(120)
+    await bench.swept()
+    with pytest.raises(NotFound):
+        await bench.runs.describe(TENANT, ended.execution_id)
+    assert (await bench.runs.describe(TENANT, waiting.execution_id)).status is ExecutionStatus.RUNNING, "it has not ended"
+    assert (await bench.begin(name="order-1")).is_new, "its name is free"
+
+
+async def test_a_child_is_kept_as_long_as_its_parent_goes_on(bench: Bench) -> None:
+    await bench.serve("main", "child")
+    await bench.begin()
+    parent = await bench.take()
+    await bench.send(parent, token(parent), invoke("call", "child"))
+    await bench.answer(parent)
+    child = await bench.take()
+    assert child.function == "child"
+    await bench.succeed(child)
+    again = await bench.take()
+    await bench.send(again, token(again), wait("w", 300 * 86_400))
+    await bench.answer(again)
+    for _ in range(4):  # nothing ends its wait but that it is invoked, and waits again
+        await bench.advance(300 * 86_400)
+        await bench.swept()
+    assert (await bench.runs.describe(TENANT, child.execution_id)).status is ExecutionStatus.SUCCEEDED
+    await bench.serve("main", "child")  # nobody has heard of the other worker for a day
+    await bench.succeed(await bench.take())
+    await bench.advance(60)
+    await bench.swept()
+    with pytest.raises(NotFound):
+        await bench.runs.describe(TENANT, child.execution_id)

@@ -40,6 +40,7 @@ from perdure.runs.protocol import (
     EventType,
     ExecutionArn,
     ExecutionStatus,
+    FunctionRef,
     InvocationOutput,
     Operation,
     OperationStatus,
@@ -51,6 +52,7 @@ from perdure.runs.protocol import (
     parse,
     parse_arn,
     parse_callback_id,
+    parse_function,
     parse_marker,
     parse_token,
     stale_token,
@@ -210,6 +212,32 @@ def test_arns_are_of_the_form_that_clients_check() -> None:
 def test_other_texts_are_no_arns(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_arn(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "qualifier"),
+    [
+        ("pay", None),
+        ("pay:7", "7"),
+        ("pay:$LATEST", "$LATEST"),
+        ("pay:$LATEST.PUBLISHED", "$LATEST.PUBLISHED"),
+        ("000000000000:function:pay", None),
+        ("000000000000:function:pay:live", "live"),
+        ("arn:aws:lambda:eu-west-1:000000000000:function:pay", None),
+        ("arn:aws:lambda:eu-west-1:000000000000:function:pay:live", "live"),
+    ],
+)
+def test_functions_are_read_from_names_and_arns(text: str, qualifier: str | None) -> None:
+    assert re.fullmatch(SHAPES["NamespacedFunctionName"]["pattern"], text), "what AWS's clients let through"
+    assert parse_function(text) == FunctionRef("pay", qualifier)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "pay:", "a/b", "pay\n", "with.dot", "x" * 65, "arn:aws:s3:::pay", "arn:aws:lambda:eu-west-1:1:function:pay"]
+)
+def test_other_texts_are_no_functions(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_function(text)
 
 
 @given(st.from_regex(r"\A[a-zA-Z0-9_-]{1,64}\Z"), st.integers(0, 10**9), st.integers(0, 10**9))

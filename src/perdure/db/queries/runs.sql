@@ -1,6 +1,6 @@
 -- name: begin
 -- New executions with the first entries of their histories, as a JSON array: the ``ord`` of those that were made. Not made is one
--- whose name is taken, or whose parent's operation has one.
+-- whose name is taken, or whose parent's operation has one. ``news`` goes to other servers, if anything was made.
 with c as materialized (
     select * from json_to_recordset(%(changes)s::json) as c (
         ord int, id text, tenant_id text, function text, name text, arn text, input_digest text, status text, seq bigint, reason text,
@@ -24,13 +24,16 @@ with c as materialized (
     select c.tenant_id, c.id, e.seq, e.at, e.kind, c.actor, e.digest, e.fact::json, e.hash
     from made join c using (id), json_to_recordset(c.entries)
          as e (seq bigint, at timestamptz, kind text, digest text, fact text, hash text)
+), told as materialized (
+    select pg_notify('perdure_runs', %(news)s::text) from made where %(news)s::text is not null limit 1
 )
-select coalesce((select array_agg(c.ord) from made join c using (id)), '{}') as done, perdure_now() as now;
+select coalesce((select array_agg(c.ord) from made join c using (id)), '{}') as done, perdure_now() as now,
+       (select count(*) from told) as told;
 
 -- name: commit
 -- What was decided on executions, each at its ``before``, as a JSON array: its row, the operations that changed, its new entries, or
 -- nothing at all; the ``ord`` of those that were written. Whoever works on one is believed in for another lease; a claim names
--- worker, slot and deadline.
+-- worker, slot and deadline. ``news`` goes to other servers, if anything was written.
 with c as materialized (
     select * from json_to_recordset(%(changes)s::json) as c (
         ord int, id text, before bigint, seq bigint, status text, reason text, invoke_at timestamptz, timer_at timestamptz,
@@ -63,12 +66,18 @@ with c as materialized (
     select moved.tenant_id, c.id, e.seq, e.at, e.kind, c.actor, e.digest, e.fact::json, e.hash
     from moved join c using (ord), json_to_recordset(c.entries)
          as e (seq bigint, at timestamptz, kind text, digest text, fact text, hash text)
+), told as materialized (
+    select pg_notify('perdure_runs', %(news)s::text) from moved where %(news)s::text is not null limit 1
 )
-select coalesce((select array_agg(ord) from moved), '{}') as done, perdure_now() as now;
+select coalesce((select array_agg(ord) from moved), '{}') as done, perdure_now() as now, (select count(*) from told) as told;
+
+-- name: listen
+listen perdure_runs;
 
 -- name: load
 -- One statement, so that row and operations are of one instant.
 select e.tenant_id, e.status, e.started::text as started, e.head::text as head, e.hash, perdure_now() as now,
+       e.key is not null or e.slot is not null as is_limited,
        coalesce((select array_agg(o.op::text) from execution_operations o where o.execution_id = e.id), '{}') as ops
 from executions e
 where e.id = %(id)s;
@@ -243,6 +252,18 @@ select id from executions e where status = 'DELETING' and invocation is null
   and exists (select 1 from execution_entries where execution_id = e.id and fact is not null)
 limit %(limit)s;
 
+-- name: expired
+-- Executions that ended longer ago than they are kept, the oldest first. Not one that still has a function running, whose end its
+-- parent was not told of, or whose parent goes on: the history of that leads to it.
+select e.id from executions e left join executions p on p.id = e.parent_id
+where e.ended_at < perdure_now() - make_interval(secs => %(keep_s)s) and e.status <> 'DELETING' and e.invocation is null and e.is_told
+  and (p.id is null or p.ended_at is not null)
+order by e.ended_at limit %(limit)s;
+
+-- name: forget_data
+-- What a deleted execution was given and what became of it, in its row.
+update executions set started = %(started)s::json, head = %(head)s::json where id = %(id)s and status = 'DELETING';
+
 -- name: forget_facts
 update execution_entries set fact = null where execution_id = %(id)s and fact is not null;
 
@@ -252,9 +273,16 @@ delete from execution_operations where execution_id = %(id)s;
 -- name: verified
 -- Executions with all that their histories are compared with, in order of their ids.
 select e.id, e.status, e.seq, e.reason, e.timer_at, e.head::text as head, e.hash,
-       coalesce((select array_agg(o.op::text) from execution_operations o where o.execution_id = e.id), '{}') as ops
+       coalesce((select max(seq) from execution_entries n where n.execution_id = e.id), 0) as last,
+       coalesce((select array_agg(o.op::text order by o.id) from execution_operations o where o.execution_id = e.id), '{}') as ops
 from executions e where e.id > %(after)s order by e.id limit %(limit)s;
+
+-- name: verified_one
+select e.id, e.status, e.seq, e.reason, e.timer_at, e.head::text as head, e.hash,
+       coalesce((select max(seq) from execution_entries n where n.execution_id = e.id), 0) as last,
+       coalesce((select array_agg(o.op::text order by o.id) from execution_operations o where o.execution_id = e.id), '{}') as ops
+from executions e where e.id = %(id)s;
 
 -- name: links
 select seq, at, kind, actor, digest, fact::text as fact, hash from execution_entries
-where execution_id = %(id)s and seq > %(after)s order by seq limit %(limit)s;
+where execution_id = %(id)s and seq > %(after)s and seq <= %(last)s order by seq limit %(limit)s;

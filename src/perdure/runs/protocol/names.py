@@ -12,15 +12,16 @@ import re
 from dataclasses import dataclass
 
 from perdure.core.errors import InvalidRequest, NotFound, StaleCheckpoint
+from perdure.runs.protocol.updates import FUNCTION_NAME
 
 _ARN = re.compile(
     r"arn:([a-zA-Z0-9-]+):lambda:([a-zA-Z0-9-]+):(\d{12}):function:([a-zA-Z0-9_-]+):(\$LATEST(?:\.PUBLISHED)?|[0-9]+)"
     r"/durable-execution/([a-zA-Z0-9_-]+)/([a-zA-Z0-9_-]+)"
 )
-_FUNCTION = re.compile(
-    r"(?:(?:arn:[a-zA-Z0-9-]+:lambda:[a-zA-Z0-9-]+:)?\d{12}:function:)?([a-zA-Z0-9_-]{1,64})"
-    r"(?::(\$LATEST(?:\.PUBLISHED)?|[a-zA-Z0-9_-]{1,128}))?"
-)
+_FUNCTION = re.compile(FUNCTION_NAME)
+#: The name itself and the qualifier, among the groups of that.
+_NAME_GROUP, _QUALIFIER_GROUP = 11, 13
+_SERVED = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
 
@@ -65,9 +66,13 @@ def parse_function(text: str) -> FunctionRef:
     """A function by its name, its partial ARN (``ACCOUNT:function:NAME``) or its ARN, each with or without a qualifier. Raises
     InvalidRequest."""
     match = _FUNCTION.fullmatch(text) if len(text) <= 256 else None
-    if match is None:
-        raise InvalidRequest("This is not the name or the ARN of a function.", hint="Give the name that its worker serves it by.")
-    return FunctionRef(*match.groups())
+    name = match.group(_NAME_GROUP) if match else ""
+    if match is None or not _SERVED.fullmatch(name):
+        raise InvalidRequest(
+            f"{text[:100]!r} is not the name or the ARN of a function.",
+            hint="Give the name that its worker serves it by: letters, digits, dashes and underscores, at most 64.",
+        )
+    return FunctionRef(name, match.group(_QUALIFIER_GROUP))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, PerdureError
 from perdure.db.database import Database
 
@@ -32,20 +33,24 @@ class Outcome:
 class _Waiting:
     query: str
     change: Mapping[str, Any]
+    news: Sequence[str]
     future: asyncio.Future[Outcome]
 
 
 class Committer:
-    def __init__(self, database: Database) -> None:
+    """``payload`` makes one notification for other servers of all that a batch has to tell them."""
+
+    def __init__(self, database: Database, payload: Callable[[Iterable[str]], str | None]) -> None:
         self._database = database
+        self._payload = payload
         self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def commit(self, query: str, change: Mapping[str, Any]) -> Outcome:
-        """When it is durable. ``query`` is ``runs.begin`` or ``runs.commit``. Raises what the database raises; Unavailable may
-        then be ambiguous."""
+    async def commit(self, query: str, change: Mapping[str, Any], news: Sequence[str] = ()) -> Outcome:
+        """When it is durable. ``query`` is ``runs.begin`` or ``runs.commit``; ``news`` is for other servers. Raises what the
+        database raises; Unavailable may then be ambiguous."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(query, change, future))
+        self._waiting.append(_Waiting(query, change, news, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="runs-commit")
         return await future
@@ -68,7 +73,8 @@ class Committer:
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         kinds = {one.query: [other for other in batch if other.query == one.query] for one in batch}
-        statements = [(query, {"changes": _text(waiting)}) for query, waiting in kinds.items()]
+        statements = [(query, {"changes": _text(waiting), "news": self._news(waiting)}) for query, waiting in kinds.items()]
+        crashpoint(CrashPoint.RUNS_BATCH_GATHERED)
         try:
             rows = await self._database.batch(statements)
         except AlreadyExists:
@@ -77,12 +83,16 @@ class Committer:
             for one in batch:
                 await self._alone(one)
             return
+        crashpoint(CrashPoint.RUNS_BATCH_COMMITTED)
         for waiting, row in zip(kinds.values(), rows, strict=True):
             assert row is not None, "each of these statements has a row"
             done = set(row["done"])
             for ord_, one in enumerate(waiting):
                 if not one.future.done():
                     one.future.set_result(Outcome(ord_ in done, row["now"]))
+
+    def _news(self, waiting: list[_Waiting]) -> str | None:
+        return self._payload(news for one in waiting for news in one.news)
 
     async def _alone(self, one: _Waiting) -> None:
         try:

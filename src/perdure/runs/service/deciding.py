@@ -2,7 +2,8 @@
 
 A state is kept in memory while an invocation of it is in flight, for its checkpoints come one after another. Any number of
 servers may decide on one execution: each commit names the entry that it was decided behind, and whoever was overtaken reads and
-decides again. An answer that records nothing, and a refusal, are checked in the same way.
+decides again. An answer that records nothing, and a refusal, are checked in the same way. A few states that were read lately are
+kept too, for whoever turns the pages of one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from perdure.runs.engine import FACT, Command, Decision, Rules, assemble, decide
 from perdure.runs.engine.facts import Started
 from perdure.runs.protocol import ExecutionStatus
 from perdure.runs.service.committer import Committer
+from perdure.runs.service.news import news_of
 from perdure.runs.service.rows import Claim, Kept, change
 
 _ATTEMPTS = 20
 _DELETED = ExecutionStatus.DELETING.value
 #: How many operations all states together may have that are kept in memory.
 _KEPT_OPERATIONS = 200_000
+#: How many states that were read lately are kept, and how large their histories may be together.
+_READ_MOST, _READ_BYTES = 16, 64 << 20
 
 
 class DatabaseTime:
@@ -59,14 +63,17 @@ class _Turn:
 class Decider:
     """``moved`` is called with the tenant and each decision that was committed, even if its caller has left meanwhile."""
 
-    def __init__(self, database: Database, clock: Clock, rules: Rules, moved: Callable[[str, Decision], None]) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, rules: Rules, moved: Callable[[str, Decision], None], committer: Committer
+    ) -> None:
         self.time = DatabaseTime(clock)
         self.rules = rules
-        self.committer = Committer(database)
+        self.committer = committer
         self._database = database
         self._moved = moved
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._operations = 0
+        self._read: OrderedDict[str, Kept] = OrderedDict()
         self._turns: dict[str, _Turn] = {}
 
     async def decide(
@@ -93,21 +100,44 @@ class Decider:
 
     async def read(self, tenant_id: str | None, execution_id: str) -> Kept:
         """As it is in the database. Raises NotFound, to a tenant also for one that was deleted."""
+        kept = self._kept.get(execution_id) or self._read.get(execution_id)
+        if kept is None or not await self._is_current(kept):
+            kept = await self._load(execution_id)
+        if tenant_id is not None and (kept.tenant_id != tenant_id or kept.state.status is ExecutionStatus.DELETING):
+            raise no_such_execution()
+        self._read[execution_id] = kept
+        self._read.move_to_end(execution_id)
+        while len(self._read) > 1 and not self._has_room():
+            self._read.popitem(last=False)
+        return kept
+
+    def forget(self, execution_id: str) -> None:
+        """Nothing of it is to be kept in memory."""
+        kept = self._kept.pop(execution_id, None)
+        if kept is not None:
+            self._operations -= len(kept.state.operations)
+        self._read.pop(execution_id, None)
+
+    # --------------------------------------------------------------------------------------------------------------------- parts
+
+    async def _known(self, tenant_id: str | None, execution_id: str) -> tuple[Kept, bool]:
+        """What to decide on, and whether it was read just now."""
+        kept = self._kept.get(execution_id)
+        if kept is not None and tenant_id in {None, kept.tenant_id}:
+            return kept, False
+        return await self._load(execution_id, tenant_id), True
+
+    async def _load(self, execution_id: str, tenant_id: str | None = None) -> Kept:
         row = await self._database.one("runs.load", id=execution_id)
         if row is None or (tenant_id is not None and (row["tenant_id"] != tenant_id or row["status"] == _DELETED)):
             raise no_such_execution()
         self.time.told(row["now"])
         started = FACT.validate_json(row["started"])
         assert isinstance(started, Started)
-        return Kept(row["tenant_id"], assemble(started, row["head"], row["ops"]), row["hash"])
+        return Kept(row["tenant_id"], assemble(started, row["head"], row["ops"]), row["hash"], row["is_limited"])
 
-    # --------------------------------------------------------------------------------------------------------------------- parts
-
-    async def _known(self, tenant_id: str | None, execution_id: str) -> tuple[Kept, bool]:
-        kept = self._kept.get(execution_id)
-        if kept is None or (tenant_id is not None and kept.tenant_id != tenant_id):
-            return await self.read(tenant_id, execution_id), True
-        return kept, False
+    def _has_room(self) -> bool:
+        return len(self._read) <= _READ_MOST and sum(one.state.history_bytes for one in self._read.values()) <= _READ_BYTES
 
     async def _is_current(self, kept: Kept) -> bool:
         """Whether what is kept is what the database has; else it is forgotten."""
@@ -115,23 +145,24 @@ class Decider:
         if row is not None and row["seq"] == kept.state.seq:
             self.time.told(row["now"])
             return True
-        self._forget(kept.state.id)
+        self.forget(kept.state.id)
         return False
 
     async def _commit(self, before: Kept, decision: Decision, actor: str, claim: Claim | None) -> bool:
         execution_id = decision.state.id
         changed = change(before, decision, actor, claim)
         try:
-            outcome = await self.committer.commit("runs.commit", changed)
+            outcome = await self.committer.commit("runs.commit", changed, news_of(before, decision))
         except BaseException:
-            self._forget(execution_id)  # it may have been committed
+            self.forget(execution_id)  # it may have been committed
             raise
         self.time.told(outcome.now)
-        self._forget(execution_id)
+        self.forget(execution_id)
         if not outcome.is_done:
             return False
         if decision.state.invocation is not None and not decision.state.has_ended:
-            self._keep(Kept(before.tenant_id, decision.state, changed["hash"]))
+            is_limited = before.is_limited or (claim is not None and claim.slot is not None)
+            self._keep(Kept(before.tenant_id, decision.state, changed["hash"], is_limited))
         self._moved(before.tenant_id, decision)
         return True
 
@@ -139,12 +170,7 @@ class Decider:
         self._kept[kept.state.id] = kept
         self._operations += len(kept.state.operations)
         while self._operations > _KEPT_OPERATIONS and len(self._kept) > 1:
-            self._forget(next(iter(self._kept)))
-
-    def _forget(self, execution_id: str) -> None:
-        kept = self._kept.pop(execution_id, None)
-        if kept is not None:
-            self._operations -= len(kept.state.operations)
+            self.forget(next(iter(self._kept)))
 
     @asynccontextmanager
     async def _turn(self, execution_id: str) -> AsyncIterator[None]:

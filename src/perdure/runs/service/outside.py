@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from perdure.core.clock import Clock, epoch_ms
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, InvalidRequest, NotFound
 from perdure.core.ids import TenantId, mint
 from perdure.db.database import Database
@@ -49,11 +50,14 @@ from perdure.runs.protocol import (
     marker_of,
     parse_arn,
     parse_callback_id,
+    parse_function,
     parse_marker,
 )
+from perdure.runs.service.actors import actor
 from perdure.runs.service.deciding import Decider
 from perdure.runs.service.model import Begun, EventPage, Found, Insight, ListQuery, NewExecution, OpenCallback
-from perdure.runs.service.names import REGION, account_of, function_name
+from perdure.runs.service.names import REGION, account_of
+from perdure.runs.service.news import work
 from perdure.runs.service.rows import Place, beginning, digest_of
 from perdure.runs.service.signals import Signals
 
@@ -76,7 +80,7 @@ class Outside:
     # ----------------------------------------------------------------------------------------------------------------- beginning
 
     async def begin(self, new: NewExecution, parent: Parent | None = None) -> tuple[Begun, Decision | None]:
-        function = function_name(new.function)
+        function = parse_function(new.function).name
         if not await self._database.all("runs.known_functions", tenant_id=new.tenant_id, names=[function]):
             raise NotFound(
                 f"There is no function {function!r}.", hint="A worker that serves it registers it: perdure worker MODULE:HANDLER."
@@ -100,7 +104,10 @@ class Outside:
         assert now is not None, "a clock always answers"
         decision = start(command, self._decider.time.told(now["now"]), self._decider.rules)
         place = Place(new.tenant_id, digest_of(new.input), new.priority, new.key)
-        outcome = await self._decider.committer.commit("runs.begin", beginning(decision, place, "outside"))
+        by = actor("outside") if parent is None else "parent"
+        outcome = await self._decider.committer.commit(
+            "runs.begin", beginning(decision, place, by), (work(new.tenant_id, function),)
+        )
         if outcome.is_done:
             return Begun(execution_id, arn, is_new=True), decision
         return await self._there(place, function, name, parent), None
@@ -185,7 +192,7 @@ class Outside:
         rows = await self._database.all(
             "runs.list_oldest" if query.oldest_first else "runs.list",
             tenant_id=tenant_id,
-            function=None if query.function is None else function_name(query.function),
+            function=None if query.function is None else parse_function(query.function).name,
             name=query.name,
             statuses=[status.value for status in query.statuses],
             after=query.started_after,
@@ -201,17 +208,20 @@ class Outside:
     # ----------------------------------------------------------------------------------------------------------------- operators
 
     async def stop(self, tenant_id: TenantId, execution_id: str, error: ErrorObject | None) -> datetime:
-        decision = await self._decider.decide(tenant_id, execution_id, Stop(error), "operator")
+        decision = await self._decider.decide(tenant_id, execution_id, Stop(error), actor("operator"))
+        crashpoint(CrashPoint.RUNS_STOP_COMMITTED)
         return decision.state.ended_at or decision.state.at
 
     async def pause(self, tenant_id: TenantId, execution_id: str, reason: str | None, *, timeout_paused: bool) -> None:
-        await self._decider.decide(tenant_id, execution_id, Pause(reason, timeout_paused), "operator")
+        await self._decider.decide(tenant_id, execution_id, Pause(reason, timeout_paused), actor("operator"))
 
     async def resume(self, tenant_id: TenantId, execution_id: str, reason: str | None, code: CodeRule | None = None) -> None:
-        await self._decider.decide(tenant_id, execution_id, Resume(reason, code), "operator")
+        await self._decider.decide(tenant_id, execution_id, Resume(reason, code), actor("operator"))
 
     async def delete(self, tenant_id: TenantId, execution_id: str) -> datetime:
-        return (await self._decider.decide(tenant_id, execution_id, Delete(), "operator")).state.at
+        at = (await self._decider.decide(tenant_id, execution_id, Delete(), actor("operator"))).state.at
+        crashpoint(CrashPoint.RUNS_DELETE_COMMITTED)
+        return at
 
     # ----------------------------------------------------------------------------------------------------------------- callbacks
 
@@ -219,6 +229,7 @@ class Outside:
         self, tenant_id: TenantId, callback_id: str, result: str | None, error: ErrorObject | None = None
     ) -> None:
         await self._of_callback(tenant_id, callback_id, CompleteCallback(callback_id, result, error))
+        crashpoint(CrashPoint.RUNS_CALLBACK_COMPLETED)
 
     async def heartbeat(self, tenant_id: TenantId, callback_id: str) -> None:
         await self._of_callback(tenant_id, callback_id, Heartbeat(callback_id))
@@ -226,7 +237,7 @@ class Outside:
     async def _of_callback(self, tenant_id: TenantId, callback_id: str, command: Command) -> None:
         name = parse_callback_id(callback_id)
         try:
-            await self._decider.decide(tenant_id, name.execution_id, command, "outside")
+            await self._decider.decide(tenant_id, name.execution_id, command, actor("outside"))
         except NotFound as error:
             raise NotFound(
                 "There is no such callback.", hint="Use the id that the function was given when it made the callback."

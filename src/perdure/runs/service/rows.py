@@ -18,11 +18,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A state as it is stored, and the hash at which the chain of its history ends."""
+    """A state as it is stored, and the hash at which the chain of its history ends. ``is_limited``: of its function or its key
+    only so many may be in flight."""
 
     tenant_id: str
     state: State
     hash: str
+    is_limited: bool
 
 
 @dataclass(frozen=True, slots=True)

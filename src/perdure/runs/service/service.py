@@ -5,6 +5,7 @@ working     what workers and the functions that they run ask
 clockwork   what nobody asks for: timers, leases, parents
 deciding    reading, deciding and committing for all three
 committer   one transaction for all that is to be committed at a moment
+news        what servers of one database tell each other
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from typing import Any
 
 import structlog
 
-from perdure.core.clock import Clock
+from perdure.core.clock import Clock, epoch_ms
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, NotFound, PayloadTooLarge, PerdureError
 from perdure.core.ids import TenantId
 from perdure.db.database import Database
 from perdure.runs.engine import CompleteInvoke, Decision, Finish, Parent, Reason, Rules, StartChild, Warn
 from perdure.runs.protocol import ErrorObject, ExecutionStatus
 from perdure.runs.service.clockwork import Clockwork
+from perdure.runs.service.committer import Committer
 from perdure.runs.service.deciding import Decider
 from perdure.runs.service.model import Begun, NewExecution
+from perdure.runs.service.news import News
 from perdure.runs.service.outside import Outside
 from perdure.runs.service.signals import Signals
 from perdure.runs.service.working import Working
@@ -36,14 +40,17 @@ log = structlog.get_logger(__name__)
 
 
 class ExecutionService:
-    """Implements ``model.Executions``. ``start`` before use, ``close`` after."""
+    """Implements ``model.Executions``. ``start`` before use, ``close`` after. ``keep_s``: executions are deleted so long after
+    their end; None: never."""
 
-    def __init__(self, database: Database, clock: Clock, rules: Rules = _RULES) -> None:
+    def __init__(self, database: Database, clock: Clock, rules: Rules = _RULES, keep_s: float | None = None) -> None:
+        self._database = database
         self._ready, self._ends = Signals(), Signals()
-        self._decider = Decider(database, clock, rules, self._moved)
+        self.news = News(self._ready, self._ends, epoch_ms(clock))
+        self._decider = Decider(database, clock, rules, self._moved, Committer(database, self.news.payload))
         self._outside = Outside(database, clock, self._decider, self._ends)
         self._working = Working(database, clock, self._decider, self._ready, self._follow)
-        self.clockwork = Clockwork(database, self._decider, self._start_child)
+        self.clockwork = Clockwork(database, self._decider, self._start_child, keep_s)
         self._following: set[asyncio.Task[None]] = set()
 
         self.ended, self.describe, self.history = self._outside.ended, self._outside.describe, self._outside.history
@@ -59,8 +66,10 @@ class ExecutionService:
     async def start(self) -> None:
         await self.clockwork.turn()
         self.clockwork.start()
+        self.news.start(self._database.url)
 
     async def close(self) -> None:
+        await self.news.close()
         await self.clockwork.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
@@ -82,6 +91,7 @@ class ExecutionService:
         begun, decision = await self._outside.begin(new, parent)
         if decision is not None:
             self._moved(new.tenant_id, decision)
+            crashpoint(CrashPoint.RUNS_START_COMMITTED if parent is None else CrashPoint.RUNS_CHILD_STARTED)
         return begun
 
     # ------------------------------------------------------------------------------------------------------------ what follows
@@ -123,6 +133,7 @@ class ExecutionService:
 
     async def _start_child(self, tenant_id: str, parent_id: str, child: StartChild) -> None:
         """Twice is once: the parent's operation has one child."""
+        crashpoint(CrashPoint.RUNS_CHILD_WANTED)
         new = NewExecution(TenantId(tenant_id), child.function, child.payload, name=child.key)
         try:
             await self._begin(new, Parent(execution_id=parent_id, operation_id=child.operation_id))

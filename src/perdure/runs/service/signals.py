@@ -1,5 +1,5 @@
 """Waiting for something that this process learns of: a function has work, an execution has ended. Of another server's news it
-learns nothing, so whoever waits also looks by itself from time to time."""
+may miss some, so whoever waits also looks by itself from time to time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Signals:
         for future in self._waiting.pop(key, ()):
             if not future.done():
                 future.set_result(None)
+
+    def tell_all(self) -> None:
+        for key in list(self._waiting):
+            self.tell(key)
 
     def listen(self, keys: Iterable[Hashable]) -> Listening:
         """From now on nothing is missed, so look once more before waiting."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.core.clock import Clock, epoch_ms
+from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, CodeChanged, Conflict, InvalidRequest, NotDue, NotFound, StaleInvocation
 from perdure.core.ids import TenantId, mint
 from perdure.db.database import Database
@@ -31,10 +32,11 @@ from perdure.runs.protocol import (
     InvocationOutput,
     InvocationStatus,
     OperationPage,
+    parse_function,
 )
+from perdure.runs.service.actors import actor
 from perdure.runs.service.deciding import Decider, no_such_execution
 from perdure.runs.service.model import LEASE_S, Assignment, Flight, Function, FunctionSpec, Worker
-from perdure.runs.service.names import function_name
 from perdure.runs.service.rows import Claim
 from perdure.runs.service.signals import Signals
 
@@ -65,7 +67,7 @@ class Working:
         return [_function(row) for row in rows]
 
     async def register(self, tenant_id: TenantId, name: str, functions: tuple[FunctionSpec, ...]) -> Worker:
-        names = [function_name(spec.name) for spec in functions]
+        names = [parse_function(spec.name).name for spec in functions]
         if not functions or len(set(names)) != len(names):
             raise InvalidRequest("A worker serves at least one function, and each once.", hint="Name each function once.")
         worker_id = mint("wrk", now_ms=epoch_ms(self._clock))
@@ -154,12 +156,13 @@ class Working:
         slot = _free_slot(row["slots"]) if row["concurrency"] is not None else None
         command = Invoke(mint("req", now_ms=epoch_ms(self._clock)), digest)
         claim = Claim(worker_id, deadline_at, slot)
-        claiming = asyncio.ensure_future(self._decider.decide(tenant_id, row["id"], command, worker_id, claim))
+        claiming = asyncio.ensure_future(self._decider.decide(tenant_id, row["id"], command, actor(worker_id), claim))
         try:
             decision = await asyncio.shield(claiming)
         except asyncio.CancelledError:
             self._follow(self._give_back(tenant_id, claiming))
             raise
+        crashpoint(CrashPoint.RUNS_CLAIM_COMMITTED)
         state, reply = decision.state, decision.reply
         assert reply is not None, "an invocation that begins has its reply"
         return Assignment(
@@ -210,9 +213,10 @@ class Working:
 
     async def _over(self, tenant_id: TenantId, flight: Flight, command: Answer | Fail) -> None:
         try:
-            await self._decider.decide(tenant_id, flight.execution_id, command, "worker")
+            await self._decider.decide(tenant_id, flight.execution_id, command, actor("worker"))
         except StaleInvocation:
             return  # somebody else has ended it, or it was answered before
+        crashpoint(CrashPoint.RUNS_ANSWER_COMMITTED)
 
     # ------------------------------------------------------------------------------------------------------------------ function
 
@@ -222,7 +226,8 @@ class Working:
             tenant_id, {one.chained_invoke_options.function_name for one in updates if one.chained_invoke_options}
         )
         command = Checkpoint(request.checkpoint_token, updates, request.client_token, refused)
-        decision = await self._decider.decide(tenant_id, execution_id, command, "function")
+        decision = await self._decider.decide(tenant_id, execution_id, command, actor("function"))
+        crashpoint(CrashPoint.RUNS_CHECKPOINT_COMMITTED)
         assert decision.reply is not None, "a checkpoint has its reply"
         return checkpoint_answer(decision.reply)
 
@@ -233,7 +238,7 @@ class Working:
         names: dict[str, str] = {}
         for target in targets:
             try:
-                names[target] = function_name(target)
+                names[target] = parse_function(target).name
             except InvalidRequest:
                 continue
         rows = await self._database.all("runs.known_functions", tenant_id=tenant_id, names=list(names.values()))
