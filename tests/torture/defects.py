@@ -17,6 +17,7 @@ import numpy as np
 from perdure.core.errors import InvalidRequest
 from perdure.node.resident import Resident
 from perdure.node.supervisor import NodeSupervisor
+from perdure.runs.service.clockwork import Clockwork
 from perdure.snapshots import copying, pagelog, pageread
 from perdure.snapshots.capture import Captured, MachineRun
 from perdure.snapshots.frozen import FrozenLayers
@@ -199,6 +200,19 @@ def disk_of_a_dead_machine_dropped() -> Patches:
     return [patch.object(SnapshotStore, "salvage", dropped)]
 
 
+def parent_forgotten() -> Patches:
+    """An execution whose server died before it told its parent of the end counts as told."""
+    move = Clockwork._move
+
+    async def forgetful(self: Clockwork, execution_id: str, what: str, invocation: int) -> None:
+        if what == "untold":
+            await self._database.run("runs.told", id=execution_id)
+        else:
+            await move(self, execution_id, what, invocation)
+
+    return [patch.object(Clockwork, "_move", forgetful)]
+
+
 DEFECTS: dict[str, Callable[[], Patches]] = {
     "no-fsync": no_fsync,
     "no-generation-check": no_generation_check,
@@ -214,6 +228,7 @@ DEFECTS: dict[str, Callable[[], Patches]] = {
     "damage-believed": damage_believed,
     "layer-believed": layer_believed,
     "dead-disk-dropped": disk_of_a_dead_machine_dropped,
+    "parent-forgotten": parent_forgotten,
 }
 
 

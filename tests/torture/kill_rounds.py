@@ -30,9 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_DEADLINE_S = 60.0  # of a life that hangs; one takes about a second
 TELLS_S = 2.0  # what it waits for
 STEPS = 40
-ROUNDS_PER_HOUSE = 5
 RANDOM_DELAY_S = 0.6
-FAULTS = 4  # in one round, if time permits
 FURTHER_S = 5.0  # after that none follows: a round shall take 10 seconds
 #: Points that have a machine, which can be the victim there.
 WITH_MACHINE = (
@@ -64,17 +62,35 @@ class _Lived:
         return tuple(line.removeprefix("violation ") for line in self.lines if line.startswith("violation "))
 
 
+@dataclass(frozen=True)
+class Lived:
+    """Which lives are killed: ``module`` forks them, and is run as a program; ``home`` begins the names of their homes and
+    databases; ``kill`` those of the points that lie at no place. ``faults``: in one round, if time permits.
+    ``rounds``: that go on with one home."""
+
+    module: str = "tests.torture.life"
+    home: str = "house"
+    kill: str = "kill"
+    faults: int = 4
+    rounds: int = 5
+
+
+WORKSPACES = Lived()
+
+
 class Kills:
     """Points are ``CRASHPOINT server``, ``… vmm``, ``… agent`` and ``… database``, ``kill.*`` at any time, and ``clock.back``."""
 
-    def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint)) -> None:
+    def __init__(self, place: Place, named: Set[CrashPoint] = frozenset(CrashPoint), lived: Lived = WORKSPACES) -> None:
         self.points = (
             *(f"{point.value} server" for point in CrashPoint if point in named),
             *(f"{point.value} vmm" for point in WITH_MACHINE if point in named),
             *(f"{point.value} agent" for point in WITH_MACHINE if point in named),
             *(f"{point.value} database" for point in CrashPoint if point in named),
-            *("kill.working", "kill.recovering", "kill.database", "clock.back"),
+            *(f"{lived.kill}.{when}" for when in ("working", "recovering", "database")),
+            *(("clock.back",) if lived is WORKSPACES else ()),
         )
+        self._lived = lived
         self._place = place
         self._tried: Counter[str] = Counter()
         self._scratch = scratch = place.scratch
@@ -86,8 +102,9 @@ class Kills:
         self._forker: asyncio.subprocess.Process | None = None
         self._houses = 0
         self._pid = 0  # of the life that was born last
-        (scratch / "pg").mkdir(mode=0o711)
-        self._cluster = Cluster(scratch / "pg")
+        cluster = scratch / f"pg-{lived.home}"
+        cluster.mkdir(mode=0o711)
+        self._cluster = Cluster(cluster)
 
     async def close(self) -> None:
         if self._forker is not None and self._forker.stdin is not None:
@@ -112,7 +129,7 @@ class Kills:
     def _rarest(self, point: str) -> list[str]:
         others = [one for one in self._place.with_it(point, self.points)[1:] if " " in one]
         self._random.shuffle(others)
-        return sorted(others, key=lambda one: self._tried[one])[: FAULTS - 1]
+        return sorted(others, key=lambda one: self._tried[one])[: self._lived.faults - 1]
 
     async def _faults(self, order: Order, points: Sequence[str]) -> Outcome:
         fired, violations, detail = set[str](), list[str](), list[str]()
@@ -127,7 +144,7 @@ class Kills:
                 lived = await self._break(order, point)
                 fired |= {point} if _has_fired(lived) else set()
                 # While the database is away, a life cannot see that all is well.
-                violations += () if point == "kill.database" else lived.violations
+                violations += () if point == f"{self._lived.kill}.database" else lived.violations
                 if violations:
                     break
             last = await self._live(replace(order, steps=0, checks=True))
@@ -140,12 +157,13 @@ class Kills:
         return Outcome(points[0], points[0] in fired, tuple(violations), ", then ".join(detail), also)
 
     async def _break(self, order: Order, point: str) -> _Lived:
-        if point == "kill.working":
+        kill = self._lived.kill
+        if point == f"{kill}.working":
             return await self._live(order, kill_after="working")
-        if point == "kill.recovering":
+        if point == f"{kill}.recovering":
             await self._live(order, kill_after="working")
             return await self._live(replace(order, steps=0, checks=True), kill_after="born")
-        if point == "kill.database":
+        if point == f"{kill}.database":
             return await self._live(order, kill_after="working", before=self._cluster.kill)
         if point == "clock.back":
             return await self._live(replace(order, clock_back=True))
@@ -203,7 +221,7 @@ class Kills:
         if self._forker is None:
             with (self._scratch / "lives.log").open("ab") as log:
                 self._forker = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tests.torture.life"),
+                    *(sys.executable, "-m", self._lived.module),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -213,13 +231,13 @@ class Kills:
         return self._forker
 
     async def _enter(self) -> _House:
-        if self._house is not None and self._house.rounds >= ROUNDS_PER_HOUSE:
+        if self._house is not None and self._house.rounds >= self._lived.rounds:
             await self._leave()
         if self._house is None:
             self._houses += 1
-            home = self._scratch / f"house{self._houses}"
+            database = f"{self._lived.home}{self._houses}"
+            home = self._scratch / database
             home.mkdir()
-            database = f"house{self._houses}"
             url = await self._cluster.url(database)
             order = Order(str(home), str(self._image), url, f"nod_{database}", 0, STEPS, False, defect=self._defect)
             self._house = _House(order, home, database)

@@ -16,12 +16,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import structlog
 
@@ -69,7 +70,11 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def main() -> None:
+#: A life is told its order, and how to say a line.
+Live = Callable[[Order, Callable[[str], None]], Coroutine[Any, Any, None]]
+
+
+def main(live: Live) -> None:
     protocol = os.dup(1)
     os.dup2(2, 1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -82,7 +87,7 @@ def main() -> None:
         order = Order(**json.loads(line))
         pid = os.fork()
         if pid == 0:
-            _live_and_die(order, say)
+            _live_and_die(live, order, say)
         say(f"born {pid}")
         _, status = os.waitpid(pid, 0)
         say(f"ended {os.waitstatus_to_exitcode(status)}")
@@ -98,12 +103,12 @@ def kill_agent(machine: int) -> None:
     TortureMachine.by_pid[machine].kill_agent()
 
 
-def _live_and_die(order: Order, say: Callable[[str], None]) -> None:
+def _live_and_die(live: Live, order: Order, say: Callable[[str], None]) -> None:
     """Ends this process, without the order that an exit would bring."""
     code = 1
     try:
         with small_thresholds(), switched_on(order.defect):
-            asyncio.run(Life(order, say).live())
+            asyncio.run(live(order, say))
         code = 0
     except Exception as error:
         say(f"violation {told_by(error)[0]}")
@@ -372,5 +377,9 @@ STEPS = (
 BIRTH = ("create.",)
 
 
+async def _live(order: Order, say: Callable[[str], None]) -> None:
+    await Life(order, say).live()
+
+
 if __name__ == "__main__":
-    main()
+    main(_live)

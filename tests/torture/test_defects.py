@@ -20,6 +20,7 @@ WHERE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gc-of-pinned-pack": (("store",), ()),
     "damage-believed": (("damage",), ("flip.segment",)),
     "layer-believed": (("damage",), ("flip.layer",)),
+    "parent-forgotten": (("runs",), ("runs.parent-owed server",)),
     "gc-of-pinned": (("full",), ()),
     "mark-before-the-look": (("full",), ()),
     "mark-of-a-lost-capture": (("full",), ()),

@@ -57,6 +57,34 @@ async def test_servers_and_machines_survive_sigkill_at_named_points_and_at_any_t
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+async def test_durable_executions_survive_sigkill_of_server_and_database() -> None:
+    """Each named point of their service in the long form; here a server where most is at stake, and the database once."""
+    named = (
+        "batch-committed",
+        "claim-committed",
+        "lease-taken",
+        "timer-due",
+        "child-wanted",
+        "parent-told",
+        "callback-completed",
+    )
+    points = (*(f"runs.{name} server" for name in named), "runs.answer-committed database")
+    table = await run(Plan(3, SEED, kinds=("runs",), points=points))
+    assert table.violations == []
+    assert table.faults >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_durable_executions_survive_sigkill_at_every_point() -> None:
+    table = await run(Plan(60, SEED, kinds=("runs",)))
+    assert table.violations == []
+    assert all(table.fired[point] for point in table.points), "every point fired"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_an_upgrade_of_the_database_survives_sigkill_at_its_named_points() -> None:
     table = await run(Plan(1, SEED, kinds=("upgrade",), points=tuple(f"upgrade.{name} server" for name in UPGRADE)))
     assert table.violations == []
