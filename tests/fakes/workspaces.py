@@ -56,6 +56,7 @@ from tests.fakes.backups import FakeBackups
 from tests.fakes.doctor import doctor
 from tests.fakes.events import FakeFeed, FakeWebhooks
 from tests.fakes.exec_keys import fake_keyed_execs
+from tests.fakes.histories import FakeHistories
 from tests.fakes.images import IMAGE, FakeImages
 from tests.fakes.memory_executions import MemoryExecutions
 from tests.fakes.memory_guest import MOMENT, MemoryGuest, World
@@ -351,7 +352,7 @@ def fake_services(settings: Settings, access: Access | None = None) -> tuple[Ser
     rest = (access or FakeAccess(KEY), settings, clock, GuestPorts(), FakeShares(lambda: workspaces.rows, clock), no_gauges)
     records = (FakeQuotas(lambda: workspaces.rows), FakeAudit(), FakeFeed(), FakeWebhooks(), MemoryExecutions())
     parts = (workspaces, keyed, FakeImages(), FakeBackups(), metering, doctor, dialer.foresee)
-    return Services(*parts, *rest, *records, CONFINEMENT), workspaces
+    return Services(*parts, *rest, *records, CONFINEMENT, FakeHistories()), workspaces
 
 
 async def _nobody(_name: str) -> list[IPAddress]:

@@ -23,6 +23,7 @@ from perdure.api.routes import (
     execs,
     executions,
     files,
+    histories,
     images,
     integrity,
     invocations,
@@ -73,7 +74,7 @@ def _routes() -> tuple[BaseRoute, ...]:
     records = (backups, tenants, keys, usage, quotas, audit, events)
     v1 = APIRouter(prefix="/v1", responses=ANSWERS, dependencies=[Depends(admit)])
     runs = (executions, callbacks, workers)
-    for module in (server, images, workspaces, lineage, integrity, *inside, *runs, *records):
+    for module in (server, images, workspaces, lineage, integrity, histories, *inside, *runs, *records):
         v1.include_router(module.router)
 
     @v1.get("/openapi.json", include_in_schema=False)

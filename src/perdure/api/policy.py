@@ -81,6 +81,7 @@ NEEDS: Mapping[str, Need] = {
     "name_snapshot": OPERATE,
     "push_snapshot": OPERATE,
     "remove_snapshot": OPERATE,
+    "verify_histories": OPERATOR,
     "verify_snapshots": OPERATE,  # it reads everything, and may start machines
     "start_exec": INVOKE,
     "list_execs": INVOKE,
@@ -181,7 +182,7 @@ def recorded(route: str, method: str) -> Record:
     if method in {"GET", "HEAD", "OPTIONS"} or route in IN_A_HISTORY:
         return Record.NEVER
     # What uses a workspace changes nothing but the workspace, whose thread has its wakes. A verification changes nothing at all.
-    is_use = _ALL[route].scope is KeyScope.INVOKE or route == "verify_snapshots"
+    is_use = _ALL[route].scope is KeyScope.INVOKE or route in {"verify_snapshots", "verify_histories"}
     return Record.AFTER if is_use else Record.AROUND
 
 

@@ -17,6 +17,7 @@ from perdure.core.ids import TenantId
 from perdure.core.metrics import Gauges
 from perdure.journal.feed import FeedEvent, Reading, Wanted
 from perdure.metering.usage import Usage
+from perdure.runs.service.histories import Histories
 from perdure.runs.service.model import Executions
 from perdure.webhooks.model import Webhooks
 from perdure.wire import public
@@ -143,3 +144,4 @@ class Services:
     webhooks: Webhooks
     executions: Executions
     confinement: Confinement | None
+    histories: Histories

@@ -136,6 +136,11 @@ COMMANDS = (
         "Run a handler of here against an execution's history, and say whether it fits. Exits 1 when it does not.",
     ),
     Entry(
+        "verify",
+        "histories:verify",
+        "Check every recorded history, hash by hash: threads of workspaces, and executions. Exits 1 when one was changed.",
+    ),
+    Entry(
         "backup",
         "backup:backup",
         "Back up everything: database, snapshots and the images they lie on. The server goes on working.",

@@ -7,7 +7,7 @@ clause, see ``db/queries/workspaces.sql``); ``Journal.append`` is for entries th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -59,12 +59,17 @@ class Journal:
 
     async def verify(self) -> tuple[int, list[Break]]:
         """Recompute every chain: how many entries were checked, and every break found."""
-        checked, breaks = 0, []
+        checked, breaks = 0, list[Break]()
+        async for _, links, found in self.checks():
+            checked += len(links)
+            breaks += found
+        return checked, breaks
+
+    async def checks(self) -> AsyncGenerator[tuple[str, list[Link], list[Break]]]:
+        """The same chain by chain: the workspace, its entries, and what is wrong with them."""
         for row in await self._database.all("journal.workspaces"):
             links = await self._links(row["workspace_id"])
-            checked += len(links)
-            breaks += check(links)
-        return checked, breaks
+            yield row["workspace_id"], links, check(links)
 
     async def _links(self, workspace_id: str) -> list[Link]:
         links: list[Link] = []

@@ -22,6 +22,14 @@ def verify_event(line: bytes) -> public.VerifyEvent:
     return event
 
 
+def histories_event(line: bytes) -> public.HistoriesEvent:
+    """One line of a stream that verifies histories; raises the error that ended it."""
+    event = public.HistoriesEvent.model_validate_json(line)
+    if event.type == "error":
+        raise rebuild({"error": event.error.model_dump() if event.error else None}, 500)
+    return event
+
+
 def backup_event(line: bytes) -> public.BackupEvent:
     """One line of a backup's stream; raises the error that ended it."""
     event = public.BackupEvent.model_validate_json(line)

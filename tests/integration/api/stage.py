@@ -23,7 +23,10 @@ from perdure.core.config import Settings
 from perdure.core.errors import Unavailable
 from perdure.core.scopes import KeyScope
 from perdure.journal.feed import Feed
+from perdure.runs.service.heads import SignedHeads
+from perdure.runs.service.histories import StoredHistories
 from perdure.runs.service.service import ExecutionService
+from perdure.snapshots.objects.client import open_objects
 from perdure.webhooks.sending import Sender
 from perdure.webhooks.service import WebhookParts, WebhookService
 from perdure.workspaces.exec_keys import KeyedExecs, StoredExecKeys
@@ -90,7 +93,8 @@ async def stage(**given: Any) -> AsyncIterator[Stage]:
             real = {"workspaces": plane.service, "shares": shares, "quotas": Quotas(plane.database), "audit": audit}
             real["keyed_execs"] = KeyedExecs(StoredExecKeys(plane.database))
             executions = ExecutionService(plane.database, plane.clock)
-            real["executions"] = executions
+            heads = SignedHeads(plane.database, open_objects("memory:///"), b"h" * 32)
+            real |= {"executions": executions, "histories": StoredHistories(plane.database, heads)}
             services = replace(fake_services(settings, access)[0], **real, feed=feed, webhooks=webhooks)
             server = ApiServer(services)
             await server.start()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perdure.access.model import OPERATOR
 from perdure.core.errors import ExecutionEnded
 from perdure.core.ids import TenantId
 from perdure.runs.protocol import CallbackName
@@ -212,3 +213,21 @@ async def test_a_cursor_that_was_made_up_is_told(staged: Stage, text: str) -> No
     for cursor in (text, base64.urlsafe_b64encode(text.encode()).decode()):
         refused = await staged.ask(KEY, "GET", "/v1/executions", params={"cursor": cursor})
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request"), cursor
+
+
+async def test_each_entry_of_a_history_says_by_whom_it_is(staged: Stage) -> None:
+    """The role, and whose key the call came with; what follows from it is nobody's."""
+    lives = Lives(staged.executions)
+    await lives.serve()
+    starter, steerer = await staged.key("invoke", name="starter"), await staged.key("operate", name="steerer")
+    begun = (await staged.ask(starter, "POST", "/v1/executions", json={"function": "greet"})).json()["execution_id"]
+    stopped = await staged.ask(steerer, "POST", f"/v1/executions/{begun}/stop", json={})
+    assert stopped.status_code == 200
+    keys = {one.name: one.id for one in await staged.access.keys(OPERATOR, None)}
+    rows = await staged.plane.database.all("runs.links", id=begun, after=0, last=100, limit=100)
+    assert [(row["kind"], row["actor"]) for row in rows] == [
+        ("started", f"outside key:{keys['starter']}"),
+        ("ended", f"operator key:{keys['steerer']}"),
+    ]
+    found = (await staged.ask(KEY, "POST", "/v1/histories/verify")).text
+    assert '"violations":0' in found and '"executions":1' in found, "the actor is in the chain too"

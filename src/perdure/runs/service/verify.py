@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from perdure.runs.engine import FACT, Entry, fold, head_of, op_text, standing
 from perdure.runs.service.rows import entry_hash
 
 _PAGE = 1000
+#: Executions whose rows and operations are read at a time.
+_EXECUTIONS = 100
+_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +26,48 @@ class Problem:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """An execution whose history was read: the hashes of its entries, and the first thing that is wrong with it."""
+
+    execution_id: str
+    hashes: Sequence[str]
+    problem: Problem | None
+
+
 async def verify(database: Database) -> tuple[int, list[Problem]]:
     """How many executions were checked, and for each the first thing that is wrong with it."""
-    checked, problems, after = 0, [], ""
-    while True:
-        rows = await database.all("runs.verified", after=after, limit=_PAGE)
+    found = [one async for one in checks(database)]
+    return len(found), [one.problem for one in found if one.problem is not None]
+
+
+async def checks(database: Database) -> AsyncGenerator[Checked]:
+    """All executions, one by one. They may go on meanwhile."""
+    after = ""
+    while rows := await database.all("runs.verified", after=after, limit=_EXECUTIONS):
         for row in rows:
-            checked += 1
-            problem = _problem(row, await _entries(database, row["id"]))
-            problems += [problem] if problem else []
-        if len(rows) < _PAGE:
-            return checked, problems
+            yield await _checked(database, row)
         after = rows[-1]["id"]
 
 
-async def _entries(database: Database, execution_id: str) -> list[dict[str, Any]]:
+async def _checked(database: Database, row: dict[str, Any]) -> Checked:
+    """What does not hold is looked at again: of one that was deleted in between, facts are gone that the row had."""
+    for _ in range(_LOOKS):
+        entries = await _entries(database, row["id"], max(row["seq"], row["last"]))
+        problem = _problem(row, entries)
+        again = await database.all("runs.verified_one", id=row["id"]) if problem else []
+        if not again or again == [row]:
+            break
+        row = again[0]
+    return Checked(row["id"], [one["hash"] for one in entries], problem)
+
+
+async def _entries(database: Database, execution_id: str, last: int) -> list[dict[str, Any]]:
+    """Those that were there when its row was read."""
     found: list[dict[str, Any]] = []
     while True:
-        rows = await database.all("runs.links", id=execution_id, after=found[-1]["seq"] if found else 0, limit=_PAGE)
+        after = found[-1]["seq"] if found else 0
+        rows = await database.all("runs.links", id=execution_id, after=after, last=last, limit=_PAGE)
         found += rows
         if len(rows) < _PAGE:
             return found

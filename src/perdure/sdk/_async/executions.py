@@ -11,6 +11,7 @@ from perdure.core.errors import InvalidRequest, PerdureError
 from perdure.sdk import _core, _runs
 from perdure.sdk._acompat import apause
 from perdure.sdk._core import Call
+from perdure.sdk._events import histories_event
 from perdure.sdk._runs import ExecutionFilters, StartOptions, Waiter, callback_path, execution_path
 from perdure.wire import public
 
@@ -260,7 +261,7 @@ class AsyncCallbacks:
 
 
 class AsyncDurable:
-    """The part of ``AsyncClient`` that leads to durable executions.
+    """The part of ``AsyncClient`` that leads to durable executions, and to what is recorded of everything.
 
     >>> client.executions, client.callbacks
     (<perdure.sdk...Executions object at ...>, <perdure.sdk...Callbacks object at ...>)
@@ -273,6 +274,19 @@ class AsyncDurable:
     @property
     def callbacks(self) -> AsyncCallbacks:
         return AsyncCallbacks(cast("AsyncClient", self))
+
+    async def verify_histories(self) -> AsyncIterator[public.HistoriesEvent]:
+        """Check every hash of every workspace's thread and every execution's history. Yields the progress, ``violation`` for each
+        history in which something is wrong, last ``done``. Changes nothing; only the operator may.
+
+        >>> async for event in client.verify_histories():
+        ...     print(event.type, event.executions, event.violations)
+        done 0 0
+        """
+        async for line in cast("AsyncClient", self).ndjson(_core.post("/v1/histories/verify")):
+            event = histories_event(line)
+            if event.type != "heartbeat":
+                yield event
 
     async def aws_access(self) -> public.AwsAccess:
         """What AWS's clients (boto3, the durable SDKs) are configured with, to call this server as whoever calls this.

@@ -24,6 +24,11 @@ def open_remote(url: str, options: Iterable[str], keyring: Keyring, now_ms: Call
     return Remote(_opened(url, options, ATTEMPT_S, RETRY_S, retries=4), keyring, now_ms)
 
 
+def open_objects_only(url: str, options: Iterable[str]) -> ObstoreObjects:
+    """The objects, without what this knows of snapshots. Raises as ``open_remote`` does."""
+    return _opened(url, options, ATTEMPT_S, RETRY_S, retries=4)
+
+
 def check(url: str, options: Iterable[str]) -> None:
     """Raises what ``open_remote`` would raise: whoever starts something may ask before anything else is begun."""
     _opened(url, options, ATTEMPT_S, RETRY_S, retries=4)

@@ -163,6 +163,7 @@ from perdure.wire.public.usage import (
     UsageReport,
     UsageRow,
 )
+from perdure.wire.public.verification import HistoriesEvent, HistoryViolation
 from perdure.wire.public.workers import (
     BeatAnswer,
     FailureKind,
@@ -306,6 +307,8 @@ __all__ = [
     "FunctionList",
     "HandleAnswer",
     "Health",
+    "HistoriesEvent",
+    "HistoryViolation",
     "HookInfo",
     "IdleInfo",
     "ImageInfo",
