@@ -77,10 +77,10 @@ async def test_work_that_nobody_waits_for_any_more_is_given_back(monkeypatch: py
         committing, may_go_on = asyncio.Event(), asyncio.Event()
         commit = on.first._decider.committer.commit
 
-        async def held(query: str, change: Any) -> Any:
+        async def held(*change: Any) -> Any:
             committing.set()
             await may_go_on.wait()
-            return await commit(query, change)
+            return await commit(*change)
 
         monkeypatch.setattr(on.first._decider.committer, "commit", held)
         taking = asyncio.create_task(on.first.take(TENANT, on.worker, 60))
