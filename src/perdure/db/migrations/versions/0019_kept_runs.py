@@ -6,8 +6,8 @@ from alembic import op
 
 from perdure.db.migrations import run_sql
 
-revision = "0018"
-down_revision = "0017"
+revision = "0019"
+down_revision = "0018"
 
 
 def upgrade() -> None:
