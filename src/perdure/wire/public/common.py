@@ -69,7 +69,13 @@ class Body(BaseModel):
         """In JSON 5.0 is as good a whole number as 5."""
         if not isinstance(given, dict):
             return given
-        return {name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in given.items()}
+        return {name: _whole(value) for name, value in given.items()}
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def compile_all() -> None:

@@ -82,7 +82,7 @@ class DeliveryList(Paged):
 class Redeliver(Body):
     """``events``: numbers of events that were given up; none means all."""
 
-    events: list[Annotated[int, Field(ge=1, lt=1 << 63)]] = Field(default_factory=list, max_length=1000)
+    events: list[Annotated[int, Field(ge=1, le=1 << 53)]] = Field(default_factory=list, max_length=1000)
 
 
 class Redelivered(Answer):
