@@ -128,7 +128,7 @@ class TcpGuard:
         else:
             principal = await who(self._services, self._throttle, headers, trail.act.peer)
         trail.who(principal)
-        self._throttle.called(principal)
+        self._throttle.called(principal, scope["raw_path"])
         return principal, receive
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from perdure.access.buckets import Buckets, Rate
@@ -13,18 +14,30 @@ from perdure.core.errors import RateLimited
 
 #: Wrong keys that an address which has been quiet may send at once.
 FAILURES_BURST = 30
+#: What running executions say of themselves is counted apart, and may be so many times as much: a step takes a call or two, and
+#: a function that is held back has no other way to go on. A key that executes may look at its executions all the while.
+EXECUTING_FACTOR = 20
+
+_EXECUTING = re.compile(
+    rb"/v1/workers(?:/.*)?"
+    rb"|/v1/executions/[^/]+/invocations/.*"
+    rb"|/2025-12-01/durable-executions/[^/]+/(?:checkpoint|state)"
+    rb"|/2025-12-01/durable-execution-callbacks/.*"
+)
 
 
 class Throttle:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
-        per_s, failures_per_s = settings.rate_limit_per_s, settings.auth_failures_per_min / 60
-        self._calls = Buckets(Rate(per_s, settings.rate_limit_burst)) if per_s else None
+        failures_per_s = settings.auth_failures_per_min / 60
+        self._calls = _buckets(settings, 1)
+        self._executing = _buckets(settings, EXECUTING_FACTOR)
         self._failures = Buckets(Rate(failures_per_s, FAILURES_BURST)) if failures_per_s else None
 
-    def called(self, principal: Principal) -> None:
+    def called(self, principal: Principal, raw_path: bytes = b"") -> None:
         """A call with a key that counts. Raises RateLimited."""
-        wait_s = self._calls.take(principal.name, self._clock.monotonic()) if self._calls is not None else 0.0
+        buckets = self._executing if _EXECUTING.fullmatch(raw_path) else self._calls
+        wait_s = buckets.take(principal.name, self._clock.monotonic()) if buckets is not None else 0.0
         if wait_s:
             raise _limited("This API key makes more calls than it may.", "Call less often, or spread the work over time.", wait_s)
 
@@ -33,6 +46,11 @@ class Throttle:
         wait_s = self._failures.take(network(peer), self._clock.monotonic()) if self._failures is not None else 0.0
         if wait_s:
             raise _limited("Too many calls with wrong keys came from this address.", "Stop, and look at the key.", wait_s)
+
+
+def _buckets(settings: Settings, factor: int) -> Buckets | None:
+    rate = Rate(settings.rate_limit_per_s * factor, settings.rate_limit_burst * factor)
+    return Buckets(rate) if rate.per_s else None
 
 
 def network(peer: str) -> str:

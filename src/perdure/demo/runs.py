@@ -52,7 +52,7 @@ async def run(say: Progress, count: int = SAMPLES) -> list[Row]:
     """The whole suite, about five minutes. Raises PerdureError when something does not work at all."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    async with temporary_server(listen_port=port, pool_size=0, idle_timeout_s=0.0) as server:
+    async with temporary_server(listen_port=port, pool_size=0, idle_timeout_s=0.0, rate_limit_per_s=0.0) as server:
         bench = await _Bench.of(server, say, count)
         dbos = await bench.dbos()
         sdk = await bench.sdk()

@@ -115,7 +115,8 @@ class Resident:
         goes_on = spec.mode is CaptureMode.CHECKPOINT
         if goes_on:
             await self._await_room_for_layer()
-        await self.run.ready(self.machine, spec.snapshot_id, goes_on=goes_on)
+        with tracing.span("node.ready"):
+            await self.run.ready(self.machine, spec.snapshot_id, goes_on=goes_on)
         crashpoint(CrashPoint.CAPTURE_READY, self.machine.pid)
         self._standing_still += 1
         try:
@@ -131,7 +132,7 @@ class Resident:
         begun = time.perf_counter()
         async with standing_still(self.link) as still:
             mark = self._mark()
-            await self.machine.pause()
+            await self._pause()
             crashpoint(CrashPoint.CAPTURE_PAUSED, self.machine.pid)
             try:
                 captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=True))
@@ -140,7 +141,8 @@ class Resident:
                 await self._resume()
         pause_s = time.perf_counter() - begun
         self._owes_thaw = still.owes_thaw
-        facts = await asyncio.to_thread(self.run.commit, captured, pause_s)
+        with tracing.span("node.commit"):
+            facts = await asyncio.to_thread(self.run.commit, captured, pause_s)
         crashpoint(CrashPoint.CAPTURE_PUBLISHED, self.machine.pid)
         self._mark_at_capture = mark
         self._collapse_if_deep()
@@ -170,19 +172,22 @@ class Resident:
     async def _hibernate_flushed(self, spec: CaptureSpec, rehearsed: Callable[[], Awaitable[None]]) -> SnapshotFacts:
         begun = time.perf_counter()
         async with standing_still(self.link) as still:
-            await self.machine.pause()
+            await self._pause()
             crashpoint(CrashPoint.CAPTURE_PAUSED, self.machine.pid)
             try:
-                await rehearsed()
+                with tracing.span("node.rehearsed"):
+                    await rehearsed()
                 captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=False))
                 crashpoint(CrashPoint.CAPTURE_COPIED, self.machine.pid)
-                facts = await asyncio.to_thread(self.run.commit, captured, time.perf_counter() - begun)
+                with tracing.span("node.commit"):
+                    facts = await asyncio.to_thread(self.run.commit, captured, time.perf_counter() - begun)
             except BaseException:
                 await self._resume()
                 raise
             crashpoint(CrashPoint.CAPTURE_PUBLISHED, self.machine.pid)
             still.is_over = True
-        await self.end(keep_layers=False)
+        with tracing.span("node.end"):
+            await self.end(keep_layers=False)
         crashpoint(CrashPoint.CAPTURE_ENDED)
         return facts
 
@@ -190,7 +195,8 @@ class Resident:
         """So that the disk is whole for somebody who boots it without the memory. A guest that is too slow for that, or whose
         programs sit on a file system that does not answer, sleeps all the same: what is not flushed is in its memory."""
         try:
-            dropped = await self.link.sync(drop_caches_over=self._cache_max_bytes)
+            with tracing.span("guest.sync"):
+                dropped = await self.link.sync(drop_caches_over=self._cache_max_bytes)
             if dropped:
                 log.info("a guest dropped its page cache", workspace=self.identity.workspace_id, mib=dropped >> 20)
         except GuestUnresponsive:
@@ -199,8 +205,12 @@ class Resident:
     def _request(self, spec: CaptureSpec, frozen: bool, *, goes_on: bool) -> CaptureRequest:
         return CaptureRequest(spec.snapshot_id, self._clock.now(), quiesced=frozen, goes_on=goes_on)
 
+    async def _pause(self) -> None:
+        with tracing.span("node.pause"):
+            await self.machine.pause()
+
     async def _resume(self) -> None:
-        with contextlib.suppress(MachineDied):  # its death is told by its event
+        with contextlib.suppress(MachineDied), tracing.span("node.resume"):  # its death is told by its event
             await self.machine.resume()
 
     def _collapse_if_deep(self) -> None:

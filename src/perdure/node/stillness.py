@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from perdure.core import tracing
 from perdure.core.errors import GuestUnresponsive, MachineDied
 from perdure.machines.guestlink import GuestLink
 
@@ -30,7 +31,8 @@ async def standing_still(link: GuestLink) -> AsyncIterator[Stillness]:
     """The guest stands still inside the block. A guest that dies meanwhile is told of by its own event."""
     still = Stillness(frozen=False)
     try:
-        still.frozen = await link.stand_still()
+        with tracing.span("guest.stand_still"):
+            still.frozen = await link.stand_still()
         yield still
     finally:
         link.release()
@@ -41,7 +43,8 @@ async def standing_still(link: GuestLink) -> AsyncIterator[Stillness]:
 async def _thaw(link: GuestLink, still: Stillness) -> None:
     """A capture that is copied is good, whatever the guest says afterwards."""
     try:
-        await link.thaw()
+        with tracing.span("guest.thaw"):
+            await link.thaw()
     except GuestUnresponsive:
         still.owes_thaw = True
     except MachineDied:

@@ -24,6 +24,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from perdure.core import tracing
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import Conflict, CorruptSnapshot, PerdureError
 from perdure.core.files import DISK, Disk, create_file, stored_bytes
@@ -303,14 +304,17 @@ class MachineRun:
         layers = self._layers
         try:
             begun = time.perf_counter()
-            await machine.save_devices(directory / DEVICES)
+            with tracing.span("snapshot.devices"):
+                await machine.save_devices(directory / DEVICES)
             timings["devices"] = copying.ms(begun)
             if request.goes_on:
                 begun = time.perf_counter()
-                await machine.switch_overlay()
+                with tracing.span("snapshot.overlay"):
+                    await machine.switch_overlay()
                 self._next, self._opened = None, False
                 timings["overlay"] = copying.ms(begun)
-            copied = await memory
+            with tracing.span("snapshot.memory"):
+                copied = await memory
         except BaseException:
             await asyncio.wait([memory])
             self.store.discard(request.snapshot_id)

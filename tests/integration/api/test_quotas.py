@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perdure.api.throttle import EXECUTING_FACTOR
 from perdure.core.errors import InvalidRequest, MissingScope, NotFound, QuotaExceeded, RateLimited
 from perdure.sdk import AsyncClient
 from perdure.sdk._core import Call, get
@@ -141,6 +142,17 @@ async def test_a_key_that_calls_too_often_is_told_when_it_may_again_and_others_a
         assert (error["code"], error["retryable"], error["ambiguous"]) == ("rate_limited", True, False)
         assert 900 < float(error["details"]["retry_after_s"]) <= int(answers[-1].headers["retry-after"]) <= 1000
         assert (await staged.ask(quiet, "GET", "/v1/health")).status_code == 200
+
+
+async def test_what_executions_say_is_counted_apart_and_allows_more() -> None:
+    """A function that may not checkpoint cannot go on; and who executes much can look all the while."""
+    async with stage(rate_limit_per_s=0.001, rate_limit_burst=1) as staged:
+        secret = await staged.key("operate", "invoke", "read")
+        says = ("POST", "/v1/workers/none/take")
+        statuses = [(await staged.ask(secret, *says)).status_code for _ in range(EXECUTING_FACTOR + 1)]
+        assert 429 not in statuses[:-1] and statuses[-1] == 429
+        looks = [(await staged.ask(secret, "GET", "/v1/executions")).status_code for _ in range(2)]
+        assert looks == [200, 429]
 
 
 async def test_the_sdk_waits_for_its_turn_within_its_callers_time() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.access.model import OPERATOR, Principal
 from perdure.api.errors import error_response
-from perdure.api.throttle import FAILURES_BURST, Throttle, network
+from perdure.api.throttle import EXECUTING_FACTOR, FAILURES_BURST, Throttle, network
 from perdure.core.config import Settings
 from perdure.core.errors import RateLimited
 from perdure.core.ids import TenantId
@@ -39,6 +39,30 @@ def test_wrong_keys_are_counted_by_address() -> None:
     assert caught.value.details == {"retry_after_s": "10"}
     throttle.failed("192.0.2.2")
     throttle.called(AGENT)
+
+
+EXECUTING = (
+    b"/v1/workers",
+    b"/v1/workers/wkr_1/take",
+    b"/v1/executions/exe_1/invocations/inv_1/answer",
+    b"/2025-12-01/durable-executions/arn%3Aaws%3Alambda%2Fx/checkpoint",
+    b"/2025-12-01/durable-executions/arn%3Aaws/state",
+    b"/2025-12-01/durable-execution-callbacks/abc/heartbeat",
+)
+ASKING = (b"/v1/workspaces", b"/v1/executions", b"/v1/workersx", b"/2025-12-01/durable-executions/arn/stop")
+
+
+def test_what_executions_say_is_counted_apart() -> None:
+    throttle = Throttle(Settings(rate_limit_per_s=1, rate_limit_burst=1), FakeClock())
+    for number in range(EXECUTING_FACTOR):
+        throttle.called(AGENT, EXECUTING[number % len(EXECUTING)])
+    for path in EXECUTING:
+        with pytest.raises(RateLimited):
+            throttle.called(AGENT, path)
+    throttle.called(AGENT, ASKING[0])
+    for path in ASKING:
+        with pytest.raises(RateLimited):
+            throttle.called(AGENT, path)
 
 
 def test_zero_turns_it_off() -> None:
