@@ -134,7 +134,7 @@ async def _checkpoints(bench: Bench, ws: AsyncWorkspace) -> list[Row]:
 
 async def _large(bench: Bench, ws: AsyncWorkspace, size: int) -> list[Row]:
     pauses, written = [], []
-    for _ in range(max(3, bench.count // 4)):
+    for _ in range(max(3, bench.count)):
         await tell(ws, f"change {LIGHT_MIB}")
         snapshot = await ws.checkpoint()
         pauses.append(snapshot.pause_s * 1000)
