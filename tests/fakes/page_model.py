@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import pytest
 
 from perdure.core.ids import SegmentId
 from perdure.machines.driver import PAGE_SIZE, GuestMemory, PageNumbers, Pages
-from perdure.snapshots import pagelog
 from perdure.snapshots.baseram import BaseRam
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import LatelyWritten, Rehearsal, record, rehearse
+from perdure.snapshots.pagelog import LatelyWritten, StillPages, record
 from perdure.snapshots.pageread import load, restore
 from perdure.snapshots.segments import SegmentWriter
 from tests.fakes.base_ram import RAM_PAGES
@@ -32,30 +29,7 @@ class Model:
     ram: Pages
     index: PageIndex
     private: set[int] = field(default_factory=set)
-    rehearsal: Rehearsal | None = None
     lately: set[int] | None = None  # written since the last capture, where that is known
-
-    def rehearse(self, directory: Path, pages: PageNumbers, enough_after: int) -> None:
-        """Stopped after so many pages or a few more."""
-        enough = threading.Event()
-        reads = 0
-
-        class Running:
-            @staticmethod
-            def read_pages(some: PageNumbers, room: Pages) -> Pages:
-                nonlocal reads
-                reads += len(some)
-                if reads >= enough_after:
-                    enough.set()
-                return np.take(self.ram, some, axis=0, out=room[: len(some)], mode="clip")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pagelog, "REHEARSED_AT_ONCE", 16)
-            self.rehearsal = rehearse(directory, self.index, self.base, cast("GuestMemory", Running), pages, enough)
-
-    @property
-    def against(self) -> PageIndex | Rehearsal:
-        return self.rehearsal if self.rehearsal is not None and self.rehearsal.last is self.index else self.index
 
     def write(self, page: int, kind: str, seed: int) -> None:
         self.private.add(page)
@@ -87,6 +61,17 @@ class Model:
             return pages, self.ram[pages]
         numbers = np.array(sorted(some), np.uint32)
         return pages, LatelyWritten(numbers, self.ram[numbers])
+
+    def still(self) -> tuple[PageNumbers, StillPages]:
+        """What a hibernation has of it."""
+
+        class Standing:
+            @staticmethod
+            def read_pages(some: PageNumbers, room: Pages) -> Pages:
+                return np.take(self.ram, some, axis=0, out=room[: len(some)], mode="clip")
+
+        self.lately = set()
+        return self.written(), StillPages(cast("GuestMemory", Standing), self.written())
 
 
 def writer(directory: Path) -> SegmentWriter:

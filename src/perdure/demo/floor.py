@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -182,7 +181,7 @@ class Rig:
     async def _capture(self, machine: Machine, run: MachineRun, link: GuestLink) -> SnapshotId:
         snapshot = SnapshotId(mint("snp", now_ms=0))
         await run.ready(machine, snapshot, goes_on=False)
-        await asyncio.gather(link.sync(), run.rehearse(machine, threading.Event()))
+        await link.sync()
         frozen = await link.stand_still()
         await machine.pause()
         captured = await run.capture(machine, CaptureRequest(snapshot, SystemClock().now(), quiesced=frozen, goes_on=False))

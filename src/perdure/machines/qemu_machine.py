@@ -177,7 +177,7 @@ class QemuMachine:
     async def open_overlay(self, overlay: DiskLayer) -> None:
         self._require("open a disk layer", *_AWAKE)
         await self._disk.open_overlay(overlay)
-        await asyncio.to_thread(self._disk.flush_file)  # a capture follows: the less there is left to flush, the shorter its pause
+        await asyncio.to_thread(self._disk.flush_file)  # what is flushed now does not lengthen the pause that follows
 
     async def switch_overlay(self) -> None:
         self._require("switch the disk layer", *_AWAKE)

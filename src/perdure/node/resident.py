@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -149,34 +147,12 @@ class Resident:
         return facts
 
     async def _hibernate(self, spec: CaptureSpec) -> SnapshotFacts:
-        async with self._rehearsing() as rehearsed:
-            await self._flush_guest()
-            return await self._hibernate_flushed(spec, rehearsed)
-
-    @asynccontextmanager
-    async def _rehearsing(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """The processor's other core has time until the guest stands still; then it is enough."""
-        enough = threading.Event()
-        task = asyncio.create_task(self.run.rehearse(self.machine, enough))
-
-        async def rehearsed() -> None:
-            enough.set()
-            await task
-
-        try:
-            yield rehearsed
-        finally:
-            enough.set()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _hibernate_flushed(self, spec: CaptureSpec, rehearsed: Callable[[], Awaitable[None]]) -> SnapshotFacts:
+        await self._flush_guest()
         begun = time.perf_counter()
         async with standing_still(self.link) as still:
             await self._pause()
             crashpoint(CrashPoint.CAPTURE_PAUSED, self.machine.pid)
             try:
-                with tracing.span("node.rehearsed"):
-                    await rehearsed()
                 captured = await self.run.capture(self.machine, self._request(spec, still.frozen, goes_on=False))
                 crashpoint(CrashPoint.CAPTURE_COPIED, self.machine.pid)
                 with tracing.span("node.commit"):

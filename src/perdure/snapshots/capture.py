@@ -15,7 +15,6 @@ Order of a restore: disk and memory first, device state last; loading checks the
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +47,7 @@ from perdure.snapshots.manifest import (
     base_file,
 )
 from perdure.snapshots.pageindex import PageIndex
-from perdure.snapshots.pagelog import Recorded, Rehearsal, record, rehearse
+from perdure.snapshots.pagelog import Recorded, record
 from perdure.snapshots.pins import Pins
 from perdure.snapshots.segments import SegmentWriter, segment_file
 from perdure.snapshots.store import SnapshotStore
@@ -99,7 +98,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture has; ``memory`` is held until ``commit``, but for the pages of a large hibernation, which are read then.
+    """What a capture has; ``memory`` is held until ``commit``, but for the pages of a hibernation, which are read then.
     ``timings_ms``: devices, overlay, memory, in milliseconds."""
 
     request: CaptureRequest
@@ -125,7 +124,6 @@ class MachineRun:
         self._writer: SegmentWriter | None = None
         self._busy = False
         self._room: Pages | None = None  # for the next capture's copy
-        self._rehearsal: Rehearsal | None = None
         self._pending: Captured | None = None  # captured, not yet committed
         self._changing = asyncio.Lock()  # the live record
         self._pins = self._pinned
@@ -263,18 +261,9 @@ class MachineRun:
             raise
         return timings
 
-    async def rehearse(self, machine: Machine, enough: threading.Event) -> None:
-        """Before a hibernation's capture: make room for the copy, and do of ``commit`` what can be done beforehand, until it is
-        ``enough``. The caller waits for the whole of it, and the guest has to flush its disk and to stand still meanwhile."""
-        pages = await asyncio.to_thread(machine.memory.written_pages)
-        if len(pages) <= copying.REHEARSED_PAGES_MAX:
-            self._room = await asyncio.to_thread(copying.room_for, pages)
-            held_against = self.store.segments, self._index, self.spec.base.ram
-            self._rehearsal = await asyncio.to_thread(rehearse, *held_against, machine.memory, pages, enough)
-
     def discard(self, snapshot_id: SnapshotId) -> None:
         """Undo ``ready``, when no capture follows it, or what a failed capture left."""
-        self._room = self._rehearsal = None
+        self._room = None
         self.store.discard(snapshot_id)
 
     async def capture(self, machine: Machine, request: CaptureRequest) -> Captured:
@@ -297,10 +286,10 @@ class MachineRun:
         directory = self.store.snapshots / request.snapshot_id
         timings: dict[str, float] = {}
         room, self._room = self._room, None
-        checkpoint = partial(copying.copy_for_checkpoint, lately=self._knows_writes)
+        checkpoint = partial(copying.copy_for_checkpoint, room=room, timings=timings, lately=self._knows_writes)
         copy = checkpoint if request.goes_on else copying.copy_for_hibernation
         self._marked = None
-        memory = asyncio.create_task(asyncio.to_thread(copy, machine.memory, room, timings))
+        memory = asyncio.create_task(asyncio.to_thread(copy, machine.memory))
         layers = self._layers
         try:
             begun = time.perf_counter()
@@ -341,7 +330,7 @@ class MachineRun:
                     self.store.sweep([segment_file(failed.segment_id)])  # unless an earlier snapshot or this run needs it
                 raise
             finally:
-                self._pending = self._rehearsal = None
+                self._pending = None
             left = self._index.segments() - recorded.index.segments()
             self._index, self._parent = recorded.index, captured.request.snapshot_id
             # After damage the next capture copies all pages, and so writes them anew.
@@ -359,7 +348,7 @@ class MachineRun:
             devices = beside.submit(_device_fact, captured.directory / DEVICES, self.store.disk)
             recorded = record(
                 self.store.segments,
-                self._rehearsal if self._rehearsal is not None and self._rehearsal.last is self._index else self._index,
+                self._index,
                 base.ram,
                 (captured.memory.pages, captured.memory.content),
                 writer,

@@ -24,9 +24,6 @@ from perdure.snapshots.pageread import restore
 
 #: What a guest may write between ``ready`` and the pause without making the copy slower: 8 MiB.
 ROOM_TO_SPARE_PAGES = 2048
-#: A rehearsal holds a second copy, 64 MiB at most. With more to copy the comparison is the lesser part: then a hibernation copies
-#: nothing ahead, but records what stands still as it reads it.
-REHEARSED_PAGES_MAX = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,10 @@ def copy_for_checkpoint(memory: GuestMemory, room: Pages | None, timings: dict[s
     return copied
 
 
-def copy_for_hibernation(memory: GuestMemory, room: Pages | None, timings: dict[str, float]) -> Copied:
-    """The machine will never go on, so a large one is read while it is recorded."""
-    begun = time.perf_counter()
+def copy_for_hibernation(memory: GuestMemory) -> Copied:
+    """The machine will never go on, so its pages are read while they are recorded."""
     pages = memory.written_pages()
-    if len(pages) > REHEARSED_PAGES_MAX:
-        return Copied(pages, StillPages(memory, pages))
-    copied = Copied(pages, memory.read_pages(pages, room))
-    timings["memory"] = ms(begun)
-    return copied
+    return Copied(pages, StillPages(memory, pages))
 
 
 def write_memory(memory: GuestMemory, segments: Path, index: PageIndex, base: BaseRam) -> None:

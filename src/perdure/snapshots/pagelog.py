@@ -43,7 +43,6 @@ BATCH_PAGES = 256
 _FRAMES_PER_COMPARE = 4
 _FRAMES_PER_WRITE = 16
 _FRAMES_PER_MOVE = 64
-REHEARSED_AT_ONCE = 1024
 FRAME_LIVE_SHARE = 0.5
 
 #: ``map``, here or in threads.
@@ -75,17 +74,6 @@ class LatelyWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """Pages as they were a moment before the machine stood still, and which were as in the index ``last``. One that still has
-    these bytes is unchanged: to see that takes a fraction of decoding what is stored of it."""
-
-    last: PageIndex
-    pages: PageNumbers
-    content: Pages
-    same: Mask
-
-
-@dataclass(frozen=True, slots=True)
 class Recorded:
     """What one ``record`` did. Bytes are as stored, frame heads included. ``damaged``: something stored cannot be read, and was
     not copied; a capture of all pages writes it anew."""
@@ -98,7 +86,7 @@ class Recorded:
 
 def record(
     directory: Path,
-    last: PageIndex | Rehearsal,
+    last: PageIndex,
     base: BaseRam,
     captured: tuple[PageNumbers, Pages | StillPages | LatelyWritten],
     writer: SegmentWriter,
@@ -115,17 +103,11 @@ def record(
     """
     written, content = captured
     if isinstance(content, StillPages):
-        last = last.last if isinstance(last, Rehearsal) else last
         return _record_still(directory, _without(last, leave), base, content, writer)
     if isinstance(content, LatelyWritten):
-        last = last.last if isinstance(last, Rehearsal) else last
         return _record_lately(directory, last, base, (written, content), writer, leave)
-    known = np.zeros(len(written), bool)
-    if isinstance(last, Rehearsal):
-        known = _as_rehearsed(last, written, content)
-        last = last.last
     last = _without(last, leave)
-    kept, zeros, appended = _record_part(directory, last, base, (written, content, known), writer, crumbs=False)
+    kept, zeros, appended = _record_part(directory, last, base, (written, content), writer, crumbs=False)
     return _recorded(last, kept, zeros, (appended,))
 
 
@@ -152,7 +134,19 @@ def _record_still(directory: Path, last: PageIndex, base: BaseRam, still: StillP
                 part.cancel()
             wait(parts)  # nobody may read a machine that goes on, nor segments that are closed
     kept, zeros, appended = zip(*done, strict=True)
-    return _recorded(last, np.concatenate(kept), np.concatenate(zeros), appended)
+    kept, crumbs = _swept(last, np.concatenate(kept), base, still, writer)
+    return _recorded(last, kept, np.concatenate(zeros), (*appended, *crumbs))
+
+
+def _swept(last: PageIndex, kept: Rows, base: BaseRam, still: StillPages, writer: SegmentWriter) -> tuple[Rows, list[_Appended]]:
+    """The last few pages that are needed of a frame are appended anew: how few they are is known when all parts are done."""
+    few = _crumbs(last, kept)[last.frame[kept]]
+    if not few.any():
+        return kept, []
+    pages = np.sort(last.pages[kept[few]])
+    content = still.memory.read_pages(pages, make_room(len(pages), ahead=False))
+    kinds = classify(base, pages, content, np.arange(len(pages)))
+    return kept[~few], [_append(pages, content, _all_chunks(kinds), base, writer)]
 
 
 def _make_ready(
@@ -185,7 +179,7 @@ def _record_lately(
     compared = np.flatnonzero(copied & ~left)
     quiet_zeros = np.setdiff1d(np.intersect1d(last.zeros, private, assume_unique=True), lately.pages, assume_unique=True)
     with Flushes(writer) as flushes, SegmentReaders(directory) as readers:
-        part = (lately.pages, lately.content, np.zeros(len(lately.pages), bool))
+        part = (lately.pages, lately.content)
         kept, zeros, appended = _record_part(directory, _only(last, compared), base, part, writer, crumbs=True)
         flushes.look()
         moving = left[quiet] | _crumbs(last, np.concatenate((quiet, compared[kept])))[last.frame[quiet]]
@@ -198,7 +192,7 @@ def _record_lately(
                 stay.append(some)
                 damaged = True
                 continue
-            part = (last.pages[some], content, np.zeros(len(some), bool))
+            part = (last.pages[some], content)
             parts.append(_record_part(directory, _only(last, some[:0]), base, part, writer, crumbs=True)[2])
             flushes.look()
     recorded = _recorded(last, np.concatenate(stay), np.union1d(zeros, quiet_zeros).astype(np.uint32), parts)
@@ -218,7 +212,7 @@ def _record_part(
     directory: Path,
     last: PageIndex,
     base: BaseRam,
-    captured: tuple[PageNumbers, Pages, Mask],
+    captured: tuple[PageNumbers, Pages],
     writer: SegmentWriter,
     *,
     crumbs: bool,
@@ -227,8 +221,8 @@ def _record_part(
 
     ``crumbs`` may stand where these pages are not all: what is needed of a frame is known from all of them only.
     """
-    written, content, known = captured
-    unchanged, kept = _unchanged(directory, last, base, (written, content), known)
+    written, content = captured
+    unchanged, kept = _unchanged(directory, last, base, captured)
     if not crumbs:
         unchanged, kept = _without_crumbs(last, unchanged, kept)
     zeros, chunks = _sorted_out(base, written, content, unchanged, threads.map)
@@ -248,21 +242,6 @@ def _sorted_out(
         rows = np.concatenate([part.sparse if sparse else part.dense for part in parts])
         chunks += _chunks(rows, sparse=sparse)
     return zeros, chunks
-
-
-def rehearse(
-    directory: Path, last: PageIndex, base: BaseRam, running: GuestMemory, pages: PageNumbers, enough: threading.Event
-) -> Rehearsal:
-    """Compare these pages of a running machine with ``last``, until it is enough. They may change while they are copied: what
-    counts is the copy."""
-    room = make_room(len(pages), ahead=False)
-    same, done = np.zeros(len(pages), bool), 0
-    while done < len(pages) and not enough.is_set():
-        some = slice(done, done + REHEARSED_AT_ONCE)
-        content = running.read_pages(pages[some], room[some])
-        same[some], _ = _unchanged(directory, last, base, (pages[some], content), np.zeros(len(content), bool))
-        done += len(content)
-    return Rehearsal(last, pages[:done], room[:done], same[:done])
 
 
 def rewrite(
@@ -287,7 +266,7 @@ def rewrite(
     pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
     content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
     kinds = classify(base, pages, content, np.argsort(pages))
-    appended = _append(pages, content, _chunks(kinds.sparse, sparse=True) + _chunks(kinds.dense, sparse=False), base, writer)
+    appended = _append(pages, content, _all_chunks(kinds), base, writer)
     return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
 
 
@@ -322,22 +301,12 @@ def _without_crumbs(last: PageIndex, unchanged: Mask, kept: Rows) -> tuple[Mask,
     return unchanged, kept[~crumbs]
 
 
+def _all_chunks(kinds: Classified) -> list[_Chunk]:
+    return _chunks(kinds.sparse, sparse=True) + _chunks(kinds.dense, sparse=False)
+
+
 def _chunks(rows: Rows, *, sparse: bool) -> list[_Chunk]:
     return [_Chunk(rows[at : at + FRAME_PAGES], sparse) for at in range(0, len(rows), FRAME_PAGES)]
-
-
-def _as_rehearsed(rehearsal: Rehearsal, written: PageNumbers, content: Pages) -> Mask:
-    """Which captured pages are as they were in the rehearsal, and so as in the last index."""
-    _, here, there = np.intersect1d(written, rehearsal.pages, assume_unique=True, return_indices=True)
-    here, there = here[rehearsal.same[there]], there[rehearsal.same[there]]
-    same = np.zeros(len(written), bool)
-
-    def compare(at: int) -> None:
-        rows, before = here[at : at + BATCH_PAGES], there[at : at + BATCH_PAGES]
-        same[rows] = same_rows(take(content, rows), rehearsal.content[before])
-
-    list(threads.map(compare, range(0, len(here), BATCH_PAGES)))
-    return same
 
 
 def _places(last: PageIndex, written: PageNumbers) -> tuple[Mask, Rows, Rows]:
@@ -348,14 +317,11 @@ def _places(last: PageIndex, written: PageNumbers) -> tuple[Mask, Rows, Rows]:
     return found, at, row_of
 
 
-def _unchanged(
-    directory: Path, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages], known: Mask
-) -> tuple[Mask, Rows]:
-    """Which captured pages are as they were, and their positions in the last index. Each frame is read once at most; of pages
-    that are ``known`` to be so nothing is."""
+def _unchanged(directory: Path, last: PageIndex, base: BaseRam, captured: tuple[PageNumbers, Pages]) -> tuple[Mask, Rows]:
+    """Which captured pages are as they were, and their positions in the last index. Each frame is read once."""
     written, content = captured
     found, at, row_of = _places(last, written)
-    same = found & known
+    same = np.zeros(len(written), bool)
 
     def compare(positions: Rows) -> None:
         try:
@@ -367,7 +333,7 @@ def _unchanged(
 
     with SegmentReaders(directory) as readers:
         readers.open_all(last.frames.ids)
-        for _ in threads.map(compare, by_frame(last, at[found & ~known], _FRAMES_PER_COMPARE)):
+        for _ in threads.map(compare, by_frame(last, at[found], _FRAMES_PER_COMPARE)):
             pass
     return same, at[same]
 

@@ -23,7 +23,8 @@ from perdure.snapshots.segments import Hashes, SegmentReader, corrupt, decode_pa
 
 #: Units of work of a thread.
 _FRAMES_PER_LOAD = 16
-_FRAMES_PER_RESTORE = 4
+_FRAMES_PER_RESTORE_MAX = 16
+_UNITS_PER_THREAD = 3
 
 Rows = npt.NDArray[np.intp]
 
@@ -86,7 +87,9 @@ def restore(directory: Path, index: PageIndex, base: BaseRam, memory: GuestMemor
         def write(positions: Rows) -> None:
             memory.write_pages(index.pages[positions], read(readers, index, positions, base, True))
 
-        list(threads.map(write, by_frame(index, np.arange(len(index.pages)), _FRAMES_PER_RESTORE)))
+        # As large as leaves each thread some: every unit costs a dozen hand-overs of the interpreter's lock.
+        frames = min(_FRAMES_PER_RESTORE_MAX, 1 + len(index.frames) // (_UNITS_PER_THREAD * THREADS))
+        list(threads.map(write, by_frame(index, np.arange(len(index.pages)), frames)))
 
 
 def by_frame(index: PageIndex, positions: Rows, frames: int) -> list[Rows]:

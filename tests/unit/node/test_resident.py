@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -89,9 +88,6 @@ class StubRun:
 
     async def ready(self, _machine: object, _snapshot_id: SnapshotId, *, goes_on: bool) -> None:
         pass
-
-    async def rehearse(self, _machine: object, enough: threading.Event) -> None:
-        assert await asyncio.to_thread(enough.wait, 10), "the guest stands still, and nobody said that it is enough"
 
     async def capture(self, _machine: object, request: CaptureRequest) -> CaptureRequest:
         return request

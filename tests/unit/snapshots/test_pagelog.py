@@ -27,23 +27,6 @@ from tests.fakes.base_ram import RAM_PAGES, make_base
 from tests.fakes.disk import RecordingDisk
 from tests.fakes.page_model import Model, captured, restored, writer
 
-
-def test_a_rehearsed_page_that_changed_since_is_captured(base: BaseRam, tmp_path: Path) -> None:
-    log = writer(tmp_path)
-    machine = Model(base, base.pages.copy(), PageIndex(RAM_PAGES))
-    for page in range(20):
-        machine.write(page, "random", page)
-    machine.index = record(tmp_path, machine.index, base, (machine.written(), machine.ram[:20]), log).index
-    machine.rehearse(tmp_path, machine.written(), 1000)
-    assert machine.rehearsal is not None
-    assert machine.rehearsal.same.all()
-    machine.write(7, "random", 700)
-    done = record(tmp_path, machine.against, base, (machine.written(), machine.ram[:20]), log)
-    assert done.pages_changed == 1
-    assert np.array_equal(restored(tmp_path, done.index, base), machine.ram)
-    log.close()
-
-
 STEP = st.one_of(
     st.tuples(
         st.just("write"),
@@ -56,7 +39,7 @@ STEP = st.one_of(
             max_size=90,
         ),
     ),
-    st.tuples(st.sampled_from(["capture", "wake", "fork", "rehearse"]), st.just([])),
+    st.tuples(st.sampled_from(["capture", "hibernate", "wake", "fork"]), st.just([])),
 )
 
 
@@ -74,13 +57,10 @@ def test_any_history_comes_back_exactly(history: list, choice) -> None:
                 for page, how, seed in writes:
                     machine.write(page, how, seed)
                 continue
-            if kind == "rehearse":
-                machine.rehearse(directory, machine.written(), choice.randint(0, 100))
-                continue
-            captured = machine.copied(lately=choice.random() < 0.7)
+            captured = machine.still() if kind == "hibernate" else machine.copied(lately=choice.random() < 0.7)
             closed = sorted(machine.index.segments() - {segments[id(machine)].segment_id})
             leave = frozenset(name for name in closed if choice.random() < 0.3)
-            machine.index = record(directory, machine.against, base, captured, segments[id(machine)], leave=leave).index
+            machine.index = record(directory, machine.index, base, captured, segments[id(machine)], leave=leave).index
             assert not machine.index.segments() & leave
             check_index(machine)
             if kind in ("wake", "fork"):
@@ -124,8 +104,8 @@ def test_only_what_changed_since_the_last_capture_is_appended(tmp_path: Path, ba
     log.close()
 
 
-@pytest.mark.parametrize("lately", [False, True])
-def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam, lately: bool) -> None:
+@pytest.mark.parametrize("how", ["all", "lately", "still"])
+def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam, how: str) -> None:
     """Hot pages move to every capture's own frames, and leave behind frames of which a few cold pages are needed."""
     machine, log = captured(tmp_path, base)
     chance = np.random.default_rng(11)
@@ -133,7 +113,8 @@ def test_a_wake_never_decodes_twice_what_it_needs(tmp_path: Path, base: BaseRam,
     for number in range(30):
         for page in {*range(40), *chance.integers(40, 130, 8).tolist()}:
             machine.write(page, "random", 1000 * number + page)
-        machine.index = record(tmp_path, machine.index, base, machine.copied(lately=lately), log).index
+        content = machine.still() if how == "still" else machine.copied(lately=how == "lately")
+        machine.index = record(tmp_path, machine.index, base, content, log).index
         decoded.append(int(machine.index.frames.count.sum()))
         assert np.array_equal(restored(tmp_path, machine.index, base), machine.ram)
     assert max(decoded) <= 2 * 130, decoded

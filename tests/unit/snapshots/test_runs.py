@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -383,12 +382,10 @@ async def test_a_long_wake_does_not_grow_the_log(node: Node, monkeypatch: pytest
     assert np.array_equal(woken.memory.ram, machine.memory.ram)
 
 
-async def test_a_large_hibernation_copies_nothing_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hibernation_copies_nothing_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands still is read while it is recorded; the machine must live until then, and loses nothing if the disk is full."""
-    monkeypatch.setattr("perdure.snapshots.copying.REHEARSED_PAGES_MAX", 50)
     run, machine = await node.wake(1)
     machine.write_memory(slice(0, 200), np.random.default_rng(4).integers(0, 255, (200, PAGE_SIZE), np.uint8))
-    await run.rehearse(machine, threading.Event())  # type: ignore[arg-type]
     reads = []
     read = machine.memory.read_pages
     monkeypatch.setattr(machine.memory, "read_pages", lambda pages, room=None: reads.append(len(pages)) or read(pages, room))
@@ -404,10 +401,7 @@ async def test_a_large_hibernation_copies_nothing_ahead(node: Node, monkeypatch:
     assert (await capture(again, woken, goes_on=False)).memory_bytes == 0
 
 
-async def test_a_machine_that_dies_during_a_large_hibernation_leaves_no_snapshot(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perdure.snapshots.copying.REHEARSED_PAGES_MAX", 50)
+async def test_a_machine_that_dies_during_a_hibernation_leaves_no_snapshot(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     run, machine = await node.wake(1)
     first = await capture(run, machine)
     machine.write_memory(slice(0, 200), 3)
