@@ -5,6 +5,7 @@ Cheap suites run first, so that a broken style rule or unit is told before a VM 
 
 from __future__ import annotations
 
+import gc
 import platform
 import shutil
 import signal
@@ -20,17 +21,29 @@ from perdure.core.config import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = ("style", "unit", "contract", "simulation", "torture", "integration", "e2e", "images")
-#: Of the last suite, the files that take a minute or more. They come first in it: files are dealt out whole, and one that is
-#: begun last keeps a single process busy while the others have nothing left.
+#: The files of the last suite, but for the short ones, by how long they take. Files are dealt out whole, and one that is begun
+#: last keeps a single process busy while the others have nothing left.
 LONGEST = (
-    "test_guides",
-    "test_bad_input",
     "test_upgrade",
-    "test_demo",
-    "test_waking",
+    "test_bad_input",
+    "test_guides",
     "test_backup",
+    "test_demo",
     "test_second_home",
+    "test_guest_promises",
+    "test_agent_programs",
+    "test_waking",
     "test_sigkill",
+    "test_sigkill_others",
+    "test_egress",
+    "test_branches",
+    "test_shutdown",
+    "test_idle",
+    "test_ports",
+    "test_sigkill_branches",
+    "test_files",
+    "test_execs",
+    "test_integrity",
 )
 
 
@@ -60,6 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in filter(_is_second_line, items):
         item.add_marker("long")
     items.sort(key=_rank)  # stable: the order inside a file stays
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: the garbage collector need not walk through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _base_digest(settings: Settings) -> str | None:

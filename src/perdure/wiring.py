@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
@@ -35,7 +34,7 @@ from perdure.api.server import ApiServer
 from perdure.api.services import Services
 from perdure.backup.restore import check_finished
 from perdure.backup.service import BackupService
-from perdure.core import crashpoints, files, ids, keys, logs
+from perdure.core import collector, crashpoints, files, ids, keys, logs
 from perdure.core.clock import Clock, SystemClock, epoch_ms
 from perdure.core.config import Settings, notify_socket
 from perdure.core.errors import Conflict, HostUnfit, InvalidRequest, PerdureError, Unavailable
@@ -146,19 +145,13 @@ async def _serve(settings: Settings) -> int:
     ending = Ending(settings, notify_socket())
     ending.listen()
     async with _running(settings, ending) as server:
-        _spare_collector()
+        collector.resume()
         log.info("serving", socket=str(settings.api_socket), port=server.port, key_file=str(settings.api_key_file))
         ending.serving()
         await ending.asked.wait()
         log.info("stopping: every workspace is hibernated first")
     log.info("stopped")
     return 0
-
-
-def _spare_collector() -> None:
-    """What a start has loaded stays: the garbage collector need not walk through it again, which takes 100 ms of everybody's."""
-    gc.collect()
-    gc.freeze()
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from perdure.machines import cgroups
 from perdure.machines.qemu_leftovers import token
 from perdure.sdk import Client, ServerUnreachable, Workspace
 from perdure.sdk._core import Call, workspace_path
+from tests.fakes.database import plant
 
 COMMAND = [str(Path(sys.executable).parent / "perdure")]
 START_DEADLINE_S = 180.0
@@ -125,6 +126,8 @@ class Place:
     images_dir: Path
     extra: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    #: Whether the first start finds a database that was made before.
+    planted: bool = True
 
     @property
     def settings(self) -> Settings:
@@ -151,11 +154,11 @@ class Place:
 
     @classmethod
     @contextmanager
-    def temporary(cls, images_dir: Path, **extra: str) -> Iterator[Place]:
+    def temporary(cls, images_dir: Path, *, planted: bool = True, **extra: str) -> Iterator[Place]:
         """A home that is removed afterwards, with a path short enough for sockets, which the database's user may pass through."""
         home = Path(tempfile.mkdtemp(prefix="perdure-", dir="/tmp"))
         home.chmod(0o711)
-        place = cls(home, images_dir, extra)
+        place = cls(home, images_dir, extra, planted=planted)
         try:
             yield place
         finally:
@@ -171,6 +174,8 @@ class Place:
     def up(self) -> None:
         """Start it and wait until it serves."""
         assert not self.is_up
+        if self.planted and "PERDURE_DATABASE_URL" not in self.extra:
+            plant(self.home)
         with (self.home / "server.log").open("ab") as log:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self.process = subprocess.Popen([*COMMAND, "up"], env=self.environment, start_new_session=True, **streams)
@@ -195,9 +200,9 @@ class Place:
         assert self.ended() == 0, self.log_tail()
 
     def clear(self) -> None:
-        """Whatever happened in the test: leave no process."""
+        """Whatever happened in the test: leave no process. Nobody wakes again what runs in it."""
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGQUIT)
             try:
                 self.process.wait(END_DEADLINE_S)
             except subprocess.TimeoutExpired:

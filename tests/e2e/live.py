@@ -21,6 +21,7 @@ from typing import Any
 from perdure.core.config import Settings
 from perdure.sdk import Client, CommandResult, Workspace
 from perdure.snapshots.manifest import LiveRecord
+from tests.fakes.database import plant
 
 #: Generous: machines are emulated, and hosts are busy.
 DEADLINE_S = 240.0
@@ -122,6 +123,8 @@ def serving(store: Callable[[Path], AbstractContextManager[None]] | None = None,
     try:
         with store(home / "store") if store else nullcontext():
             try:
+                if "PERDURE_DATABASE_URL" not in extra:
+                    plant(home)
                 live.ok("up", "--detach")
                 yield live
             finally:
@@ -132,12 +135,8 @@ def serving(store: Callable[[Path], AbstractContextManager[None]] | None = None,
 
 
 def stop(live: Live) -> None:
-    """Delete the workspaces rather than putting them to sleep first."""
-    listed = live.run("ls", "--json")
-    if listed.code == 0:
-        for workspace in listed.json["workspaces"]:
-            live.run("rm", "--yes", workspace["id"])
-        live.run("down")
+    """At once: its workspaces need not be put to sleep, for nobody wakes them again."""
+    live.run("down", "--now")
 
 
 def shell(workspace: Workspace, line: str, **options: Any) -> str:

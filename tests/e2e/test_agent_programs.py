@@ -111,6 +111,7 @@ def test_a_fork_goes_on_with_a_copy_of_its_memory(workspace: Workspace) -> None:
     child.delete()
 
 
+@pytest.mark.long
 def test_a_boot_from_disk_starts_it_again(workspace: Workspace) -> None:
     workspace.invoke({})
     generation = workspace.refresh().generation
@@ -121,6 +122,7 @@ def test_a_boot_from_disk_starts_it_again(workspace: Workspace) -> None:
     assert "call 1" in "".join(chunk.text for chunk in workspace.program.logs()), "a new boot, a new log"
 
 
+@pytest.mark.long
 def test_what_crashes_at_its_start_is_told_with_its_last_words(workspace: Workspace) -> None:
     workspace.program.set(["python3", "-c", "print('loading'); import no_such_module"])
     with pytest.raises(ProgramFailing) as caught:

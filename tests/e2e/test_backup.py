@@ -144,14 +144,8 @@ def test_what_is_damaged_is_left_out_and_its_disk_comes_back(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param(CrashPoint.RESTORE_MARKED, marks=pytest.mark.long),
-        CrashPoint.RESTORE_FETCHED,
-        pytest.param(CrashPoint.RESTORE_SETTLED, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", [CrashPoint.RESTORE_MARKED, CrashPoint.RESTORE_FETCHED, CrashPoint.RESTORE_SETTLED])
 def test_a_restore_that_was_killed_goes_on(saved: Saved, empty: Place, point: CrashPoint) -> None:
     empty.crash_file.write_text(f"{point.value} {Victim.SERVER.value} 1")
     killed = cli(empty, "restore", str(saved.backups))
@@ -166,7 +160,11 @@ def test_a_restore_that_was_killed_goes_on(saved: Saved, empty: Place, point: Cr
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("point", [CrashPoint.BACKUP_HELD, CrashPoint.BACKUP_SENT, CrashPoint.BACKUP_FINISHED])
+@pytest.mark.parametrize("point", [
+    pytest.param(CrashPoint.BACKUP_HELD, marks=pytest.mark.long),
+    CrashPoint.BACKUP_SENT,
+    pytest.param(CrashPoint.BACKUP_FINISHED, marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_server_killed_in_a_backup_holds_nothing_and_makes_the_next_one(saved: Saved, point: CrashPoint) -> None:
     place = saved.place
     if not place.is_up:

@@ -65,12 +65,12 @@ def workspace(patient: Workspace) -> Iterator[Workspace]:
     ("options", "code", "sentence"),
     [
         (["--image", "nope"], "not_found", "There is no image 'nope' here"),
-        (["--memory-mib", "16"], "invalid_request", "16"),
         (["--memory-mib", "127"], "invalid_request", "127 MiB"),
-        (["--vcpus", "255"], "invalid_request", "255"),
-        (["--disk-gib", "1"], "invalid_request", "1 GiB"),
         (["--allow", "example.org"], "invalid_request", "'example.org' has no port"),
-        (["--env", "NOVALUE"], "invalid_request", "is not KEY=VALUE"),
+        pytest.param(["--memory-mib", "16"], "invalid_request", "16", marks=pytest.mark.long),
+        pytest.param(["--vcpus", "255"], "invalid_request", "255", marks=pytest.mark.long),
+        pytest.param(["--disk-gib", "1"], "invalid_request", "1 GiB", marks=pytest.mark.long),
+        pytest.param(["--env", "NOVALUE"], "invalid_request", "is not KEY=VALUE", marks=pytest.mark.long),
     ],
 )
 def test_a_create_that_cannot_be_leaves_nothing(
@@ -85,9 +85,11 @@ def test_a_create_that_cannot_be_leaves_nothing(
 
 
 def test_a_name_that_is_none(live: Live, workspace: Workspace) -> None:
+    error = live.run("create", "--json", "--", "-dash").error
+    assert error["code"] == "invalid_request"
     for name in ("Upper", "a/b", "-dash", "a" * 200, "../up", "a@lost-1", ""):
-        error = live.run("create", "--json", "--", name).error
-        assert (error["code"], name) == ("invalid_request", name)
+        with pytest.raises(InvalidRequest):
+            live.workspace(name)
     assert len(live.ok("ls", "--json").json["workspaces"]) == 1
 
 
@@ -151,7 +153,10 @@ def test_output_is_bytes_whatever_they_are(live: Live, workspace: Workspace) -> 
     assert live.run("exec", "patient", "--", "cat", stdin=RAW).out == RAW
 
 
-@pytest.mark.parametrize(("option", "end"), [("--run-limit", "run-limit"), ("--idle-limit", "idle-limit")])
+@pytest.mark.parametrize(("option", "end"), [
+    ("--run-limit", "run-limit"),
+    pytest.param("--idle-limit", "idle-limit", marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_limit_ends_a_command_and_all_that_it_started(live: Live, workspace: Workspace, option: str, end: str) -> None:
     line = f"echo begun; sleep 54321 & sleep 54321; echo {end}"
     answer = live.run("exec", option, "2", "patient", "--shell", line)

@@ -99,7 +99,8 @@ def test_the_demo_of_an_installed_wheel_holds_on_real_input_and_leaves_nothing(p
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("step", ["Create a workspace", pytest.param("Index it", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["Create a workspace", "Index it"])
 def test_ctrl_c_in_the_middle_ends_with_one_line_and_leaves_nothing(place: Place, step: str) -> None:
     """The signal goes to the whole foreground group, as a terminal sends it."""
     with subprocess.Popen(

@@ -258,6 +258,7 @@ def test_a_workspace_keeps_itself_awake_while_another_falls_asleep(live: Live) -
         workspace.delete()
 
 
+@pytest.mark.long
 def test_a_connection_to_the_api_does_not_survive_into_a_fork(closed: Workspace) -> None:
     """The parent's goes on; the branch's is reset, and its next one is the branch's own."""
     holder = closed.commands.run(["python3", "-c", HOLDER], background=True)

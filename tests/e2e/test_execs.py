@@ -89,6 +89,7 @@ def test_a_terminal_survives_sleep_with_what_it_has_shown_and_whoever_is_in_it(s
         assert again.wait().exit_code == 6
 
 
+@pytest.mark.long
 def test_a_shell_that_nobody_is_at_does_not_keep_its_workspace_awake(live: Live) -> None:
     workspace = live.workspace("idler", idle_timeout_s=5)
     with workspace.pty.create() as pty:

@@ -20,6 +20,7 @@ async def external() -> AsyncIterator[str]:
 
 @pytest.mark.qemu
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_up_with_a_database_of_ones_own(external: str, base_image: object) -> None:
     with serving(PERDURE_DATABASE_URL=external) as live:

@@ -114,6 +114,7 @@ def facts(top: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_kernel_files_are_copied_whole_by_every_way(live: Live, workspace: Workspace, tmp_path: Path) -> None:
     """(peers: row 27) stat says that they are empty, or 4096 bytes."""
     version = shell(workspace, "cat /proc/version")

@@ -136,6 +136,7 @@ def test_a_dead_agent_is_started_again_and_its_commands_are_told_lost(workspace:
 # ----------------------------------------------------------------------------------------------------------------- forks
 
 
+@pytest.mark.long
 def test_forks_differ_in_all_that_must_be_unique(live: Live, workspace: Workspace) -> None:
     """A program that runs in all of them draws its numbers after the fork from a generator that was the same before."""
     line = "until [ -e /run/draw ]; do sleep 0.1; done; head -c 1600 /dev/urandom | base64 -w0"
@@ -159,6 +160,7 @@ def test_forks_differ_in_all_that_must_be_unique(live: Live, workspace: Workspac
 # --------------------------------------------------------------------------------------------------------------- restarts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [REBOOT.format(RESTART), "sync; echo b >/proc/sysrq-trigger"], ids=["reboot", "reset"])
 def test_a_guest_that_reboots_is_a_disk_boot_that_says_so(workspace: Workspace, how: str) -> None:
     boot = shell(workspace, f"echo kept >/root/kept; sync; echo gone >/dev/shm/gone; {BOOT}")
@@ -185,6 +187,7 @@ def test_a_disk_grows_at_the_next_disk_boot(workspace: Workspace) -> None:
     assert int(shell(workspace, "df --output=size -k / | tail -1")) > before + 3.5 * (1 << 20)
 
 
+@pytest.mark.long
 def test_a_guest_that_powers_off_sleeps_with_its_disk(workspace: Workspace) -> None:
     shell(workspace, "echo before-off >/root/kept")
     running(workspace, REBOOT.format(POWER_OFF))
@@ -194,6 +197,7 @@ def test_a_guest_that_powers_off_sleeps_with_its_disk(workspace: Workspace) -> N
     assert workspace.report is not None and (workspace.report.memory, workspace.report.disk) == ("lost", "kept")
 
 
+@pytest.mark.long
 def test_a_guest_whose_kernel_panics_goes_back_to_its_last_snapshot(live: Live, workspace: Workspace) -> None:
     shell(workspace, "echo snapshot >/root/kept; echo snapshot >/dev/shm/kept")
     snapshot = workspace.checkpoint()
@@ -210,9 +214,15 @@ def test_a_guest_whose_kernel_panics_goes_back_to_its_last_snapshot(live: Live, 
     lost.delete()
 
 
-def test_a_machine_that_does_not_answer_has_failed_and_has_three_ways_back(live: Live, workspace: Workspace) -> None:
+@pytest.mark.parametrize("ways", [
+    ("retry",),
+    pytest.param(("rewind", "disk-boot"), marks=pytest.mark.long),
+], ids=" ".join)  # fmt: skip
+def test_a_machine_that_does_not_answer_has_failed_and_has_three_ways_back(
+    live: Live, workspace: Workspace, ways: tuple[str, ...]
+) -> None:
     shell(workspace, "echo one >/root/kept; echo one >/dev/shm/kept; sync")
-    forks = dict(zip(("retry", "rewind", "disk-boot"), workspace.fork(3), strict=True))
+    forks = dict(zip(ways, workspace.fork(len(ways)), strict=True))
     stopped = []
     try:
         for fork in forks.values():

@@ -44,6 +44,7 @@ def test_five_seconds_alone_and_then_the_next_request(live: Live) -> None:
     workspace.delete()
 
 
+@pytest.mark.long
 def test_a_command_that_runs_keeps_it_awake_and_is_told_as_the_reason(live: Live) -> None:
     """Watched or not (peers: row 13)."""
     workspace = live.workspace("working", idle_timeout_s=5.0, checkpoint_interval_s=0)

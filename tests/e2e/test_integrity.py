@@ -80,6 +80,7 @@ def test_a_damaged_snapshot_is_named_and_the_ancestor_that_is_offered_wakes(plac
         assert keeper.tell().pid == first.pid, "a trial does not touch who is awake"
 
 
+@pytest.mark.long
 def test_a_bit_flipped_inside_a_disk_layer_is_found_by_the_wake(place: Place) -> None:
     with place.client() as client:
         workspace = Workspace.create("demo", client=client)

@@ -18,7 +18,7 @@ from perdure.sdk import Client, Workspace
 from perdure.wire.node import MemoryFate
 from tests.e2e.crashing import COMMAND, Keeper, Kept, Place
 from tests.e2e.shared_images import share_images
-from tests.fakes.database import empty_database
+from tests.fakes.database import empty_database, plant
 
 pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -60,6 +60,7 @@ def test_any_node_with_the_store_wakes_it(database: str, scratch: Path, base_ima
     }
     with Place.temporary(scratch / "images1", **shared) as first, Place.temporary(scratch / "images2", **shared) as second:
         first.up()
+        assert not (first.home / "db").exists(), "a database of somebody else's is all it takes"
         begun = _first_makes_it(first)
         # The second has the keys of the tenants and the master key, and nothing else: no image, no snapshot.
         shutil.copytree(first.home / "keys", second.home / "keys")
@@ -157,10 +158,10 @@ def test_what_neither_home_has_is_told(scratch: Path, base_image: Path, images_d
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        ("ftp://host/dir", "", "is no object store"),
+        pytest.param("ftp://host/dir", "", "is no object store", marks=pytest.mark.long),
         ("s3:///prefix", "", "names no bucket"),
-        ("file:///etc/passwd/store", "", "cannot hold a store"),
-        ("s3://bucket", "endpoint", "is not NAME=VALUE"),
+        pytest.param("file:///etc/passwd/store", "", "cannot hold a store", marks=pytest.mark.long),
+        pytest.param("s3://bucket", "endpoint", "is not NAME=VALUE", marks=pytest.mark.long),
     ],
 )
 def test_a_store_that_is_none_refuses_the_start_in_one_sentence(url: str, options: str, says: str, images_dir: Path) -> None:
@@ -177,5 +178,6 @@ def test_a_store_that_does_not_say_whose_it_is_is_told_before_the_start_and_refu
     with Place.temporary(images_dir, PERDURE_STORE_URL=f"file://{tmp_path}") as place:
         checks = {check["name"]: check for check in ok(place, "doctor")["checks"]}
         assert checks["object store"]["status"] == "warn" and checks["object store"]["hint"]
+        plant(place.home)
         done = subprocess.run([*COMMAND, "up"], env=place.environment, capture_output=True, timeout=300, check=False)
         assert done.returncode == 1 and "The object store is not empty (it holds 'photo')" in done.stderr.decode()

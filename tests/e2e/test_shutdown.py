@@ -73,6 +73,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_machines(live: Live, workspac
     check_kept(live, workspace)
 
 
+@pytest.mark.long
 def test_a_slow_machine_is_waited_for_and_down_can_be_asked_again(live: Live, workspace: Workspace) -> None:
     pid, machine = live.pid(), machine_of(live, workspace)
     os.kill(machine, signal.SIGSTOP)
@@ -88,6 +89,7 @@ def test_a_slow_machine_is_waited_for_and_down_can_be_asked_again(live: Live, wo
     check_kept(live, workspace)
 
 
+@pytest.mark.long
 def test_a_database_that_is_killed_during_the_stop_costs_nothing(live: Live, workspace: Workspace) -> None:
     pid, machine = live.pid(), machine_of(live, workspace)
     os.kill(machine, signal.SIGSTOP)

@@ -50,16 +50,11 @@ CASES = [
 
 #: In ``make test``: for each operation the points that are most different from each other. The others are in the long form.
 SHORT = {
-    (Victim.SERVER, "create", CrashPoint.CREATE_RECORDED),
     (Victim.SERVER, "create", CrashPoint.START_RUNNING),
     (Victim.SERVER, "wake", CrashPoint.START_RESTORED),
-    (Victim.SERVER, "wake", CrashPoint.START_AWAKE),
-    (Victim.SERVER, "checkpoint", CrashPoint.CAPTURE_PAUSED),
     (Victim.SERVER, "checkpoint", CrashPoint.CAPTURE_PUBLISHED),
-    (Victim.SERVER, "sleep", CrashPoint.CAPTURE_WRITTEN),
     (Victim.SERVER, "sleep", CrashPoint.CAPTURE_PUBLISHED),
     (Victim.SERVER, "sleep", CrashPoint.CAPTURE_ENDED),
-    (Victim.VMM, "create", CrashPoint.START_RUNNING),
     (Victim.VMM, "wake", CrashPoint.START_RUNNING),
     (Victim.VMM, "checkpoint", CrashPoint.CAPTURE_COPIED),
     (Victim.VMM, "sleep", CrashPoint.CAPTURE_COPIED),

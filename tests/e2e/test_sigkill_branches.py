@@ -74,9 +74,9 @@ def settled(world: Family) -> None:
 
 
 @pytest.mark.parametrize(("victim", "point"), [
-    (Victim.SERVER, CrashPoint.REWIND_ASLEEP),
     (Victim.SERVER, CrashPoint.REWIND_RECORDED),
-    (Victim.VMM, CrashPoint.START_RUNNING),
+    pytest.param(Victim.SERVER, CrashPoint.REWIND_ASLEEP, marks=pytest.mark.long),
+    pytest.param(Victim.VMM, CrashPoint.START_RUNNING, marks=pytest.mark.long),
     pytest.param(Victim.SERVER, CrashPoint.START_RUNNING, marks=pytest.mark.long),
     pytest.param(Victim.SERVER, CrashPoint.START_COMMITTED, marks=pytest.mark.long),
 ])  # fmt: skip
@@ -106,8 +106,8 @@ def test_killed_while_it_is_rewound(world: Family, victim: Victim, point: CrashP
 
 
 @pytest.mark.parametrize(("victim", "point"), [
-    (Victim.SERVER, CrashPoint.PROMOTE_PARENT_ASLEEP),
     (Victim.SERVER, CrashPoint.PROMOTE_RECORDED),
+    pytest.param(Victim.SERVER, CrashPoint.PROMOTE_PARENT_ASLEEP, marks=pytest.mark.long),
     pytest.param(Victim.SERVER, CrashPoint.PROMOTE_ASLEEP, marks=pytest.mark.long),
     pytest.param(Victim.SERVER, CrashPoint.START_RUNNING, marks=pytest.mark.long),
     pytest.param(Victim.VMM, CrashPoint.START_RUNNING, marks=pytest.mark.long),

@@ -99,7 +99,7 @@ def test_down_hibernates_everything_and_wakes_keep_their_memory(place: Place, cl
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", ["postmaster", "backend"])
+@pytest.mark.parametrize("victim", ["postmaster", pytest.param("backend", marks=pytest.mark.long)])
 def test_a_killed_database_costs_no_workspace_anything(place: Place, client: Client, victim: str) -> None:
     keeper = Keeper(Workspace.create(f"db-{victim}", client=client))
     keeper.start()

@@ -104,7 +104,7 @@ def known(place: Place) -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.long
 def test_the_workspaces_of_the_release_before_go_on(earlier: Path, images: Path) -> None:
-    with Place.temporary(images, PYTHONPATH=str(earlier), **PATIENT) as place:
+    with Place.temporary(images, planted=False, PYTHONPATH=str(earlier), **PATIENT) as place:
         perdure(place, "image", "build", "--if-missing")
         place.up()
         live_in(place)

@@ -25,7 +25,8 @@ from perdure.db.database import Database
 from perdure.journal.entries import Journal
 from perdure.snapshots.objects.client import ClientSettings
 from perdure.workspaces.model import WorkspaceState
-from tests.integration.backup.conftest import Restoration, World, empty_url, small_world
+from tests.fakes.database import empty_url
+from tests.integration.backup.conftest import Restoration, World, small_world
 from tests.simulation.fuse import Fuse, FusedCalls, FusedDatabase, FusedTransaction, killed_everywhere, steps
 from tests.torture.server import CTX
 

@@ -84,7 +84,7 @@ SCENARIOS = {"everything": scenario, "branches": branches, "damage": damage}
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("step", steps(7))
+@pytest.mark.parametrize("step", steps(12))
 async def test_killed_at_every_point_of_a_scenario(database: Database, name: str, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Simulation(database, f"k{at or 0}", Fuse(at)), SCENARIOS[name], node_too=node_too)

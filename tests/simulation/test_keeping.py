@@ -105,7 +105,7 @@ async def scenario(simulation: Keeping) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("node_too", [True, False], ids=["with its machines", "alone"])
-@pytest.mark.parametrize("step", steps(9))
+@pytest.mark.parametrize("step", steps(13))
 async def test_killed_at_every_point_of_keeping(database: Database, step: int, node_too: bool) -> None:
     async def kill(at: int | None) -> Fuse:
         return await kill_in(Keeping(database, f"k{at or 0}", Fuse(at)), scenario, node_too=node_too)

@@ -14,6 +14,7 @@ import perdure
 from perdure.cli import commands, interrupts
 from perdure.cli.arguments import ASKED, asks_json, prepare
 from perdure.cli.output import JsonFlag, Shared, Status, complain, note, swallow_stdout
+from perdure.core import collector
 from perdure.core.errors import InvalidRequest, PerdureError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Usage(InvalidRequest):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    if argv is None:
+        collector.spare()
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == [ASKED]:
         return _complete(given[1:])

@@ -14,6 +14,7 @@ import pytest
 
 from perdure.core.config import Settings
 from perdure.core.ids import ExecId, TenantId, WorkspaceId
+from perdure.images.golden import GoldenSpec, ensure_golden
 from perdure.images.registry import ImageStore
 from perdure.machines.driver import Accelerator, DiskChain, DiskLayer, LaunchSpec, Machine, Ram
 from perdure.machines.guestlink import GuestLink, WakeReport, WakeRequest
@@ -165,5 +166,28 @@ async def booted(*, more_gib: int = 0) -> AsyncIterator[tuple[Machine, Path]]:
         machine = await QemuDriver().boot(spec, DiskChain((image.root, DiskLayer(disk, "qcow2"))))
         try:
             yield machine, directory
+        finally:
+            await machine.kill()
+
+
+@asynccontextmanager
+async def woken() -> AsyncIterator[Machine]:
+    """A VM of the image ``base`` that begins where its golden snapshot was taken: nobody has to wait for a boot."""
+    store, driver = ImageStore(Settings().images), QemuDriver()
+    image = store.resolve("base")
+    with tempfile.TemporaryDirectory(prefix="perdure-guest-", dir="/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        wanted = GoldenSpec(image, image.default_size, store, driver, Accelerator.TCG, directory / "golden")
+        golden = await ensure_golden(wanted)
+        disk = directory / "disk.qcow2"
+        create_layer(disk, image.disk_gib << 30)
+        spec = LaunchSpec("guest-test", directory / "run", image.shape(golden.size), Ram(golden.ram), Accelerator.TCG)
+        machine = await driver.prepare(spec)
+        try:
+            await machine.attach_disk(DiskChain((*golden.disk(image).layers, DiskLayer(disk, "qcow2"))))
+            await machine.load_devices(golden.devices)
+            await machine.resume()
+            yield machine
         finally:
             await machine.kill()

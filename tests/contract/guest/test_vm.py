@@ -16,7 +16,7 @@ from perdure.machines.qemu import QemuDriver
 from perdure.wire.guest import Mux, Role
 from perdure.wire.guest.frames import FrameType, encode
 from perdure.wire.node import ExecOutput, ExecSpec, MachineSize
-from tests.contract.guest.places import DEADLINE_S, VM_MIB, Place, booted, collect, identity, linked, new_id
+from tests.contract.guest.places import DEADLINE_S, VM_MIB, Place, booted, collect, identity, linked, new_id, woken
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.qemu]
 
@@ -45,7 +45,7 @@ async def cut(machine: Machine, channel: ChannelName, request: bytes, read: int 
 
 async def test_a_port_cut_at_every_byte_in_both_directions_works_again() -> None:
     request, answer = ping()
-    async with booted() as (machine, _):
+    async with woken() as machine:
         for channel in ChannelName:
             for size in range(len(request)):
                 await cut(machine, channel, request[:size])

@@ -95,6 +95,7 @@ async def test_a_damaged_disk_is_found_before_a_guest_runs_on_it(bench: Bench) -
     assert await bench.read(bench.node.guest(workspace, 4), "/root/file") == b"first"
 
 
+@pytest.mark.long_on("real")
 async def test_a_damaged_disk_boots_when_somebody_wants_it_as_it_is(bench: Bench) -> None:
     """The last way to files; what is made of it is no more whole than before."""
     workspace, _, second = await two_snapshots(bench)

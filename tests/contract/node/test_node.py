@@ -93,6 +93,7 @@ async def test_hibernate_and_wake_keep_memory_and_disk(bench: Bench) -> None:
     assert bench.node.activity(workspace, 2).open_execs == 0
 
 
+@pytest.mark.long_on("real")
 async def test_a_checkpoint_goes_on_and_is_what_a_killed_machine_goes_back_to(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/file", b"old")
@@ -118,6 +119,7 @@ async def test_a_checkpoint_goes_on_and_is_what_a_killed_machine_goes_back_to(be
     assert await bench.read(bench.node.guest(branch, 1), "/root/file") == b"new"
 
 
+@pytest.mark.long_on("real")
 async def test_what_a_killed_node_leaves_can_be_salvaged(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     facts = await bench.capture(workspace, 1, CHECKPOINT)
@@ -213,6 +215,7 @@ async def test_snapshots_weigh_what_their_removal_frees_and_what_they_share(benc
     assert left[second.snapshot_id].own_bytes >= sizes[second.snapshot_id].own_bytes, "what it shared may be its own now"
 
 
+@pytest.mark.long_on("real")
 async def test_a_reboot_goes_on_with_the_newest_disk(bench: Bench) -> None:
     workspace, _ = await bench.begin()
     await bench.write(workspace, 1, "/root/file", b"new")

@@ -105,27 +105,28 @@ async def test_the_async_client_does_the_same(server: FakeServer) -> None:
         assert (await client.revoke_key(made.key.id)).revoked_by == "operator"
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "says"),
-    [
-        ("key create agent", 2, "Missing option '--scope'"),
-        ("key create agent --scope root", 2, "'root' is not one of"),
-        ("key create Agent --scope read", 1, "'Agent' is not a key name."),
-        ("key create agent --scope read --expires 30", 1, "'30' is not a duration."),
-        ("key create agent --scope read --expires 0d", 1, "expires_s: "),
-        ("key create agent --scope read --expires 9999w", 1, "expires_s: "),
-        ("key create agent --scope read --tenant nobody", 1, "There is no tenant 'nobody'."),
-        ("key revoke nobody", 1, "There is no key 'nobody'."),
-        ("tenant create default", 1, "There is a tenant named 'default' already."),
-        ("tenant create A", 1, "'A' is not a tenant name."),
-    ],
-)
-def test_mistakes_are_one_sentence(perdure: Run, line: str, code: int, says: str) -> None:
-    answer = perdure(line)
-    assert (answer.code, answer.out) == (code, "")
-    assert says in answer.err
-    assert perdure(f"{line} --json").error["message"]
-    assert perdure("key ls --all --json").json == {"keys": []}
+MISTAKES = [
+    ("key create agent", 2, "Missing option '--scope'"),
+    ("key create agent --scope root", 2, "'root' is not one of"),
+    ("key create Agent --scope read", 1, "'Agent' is not a key name."),
+    ("key create agent --scope read --expires 30", 1, "'30' is not a duration."),
+    ("key create agent --scope read --expires 0d", 1, "expires_s: "),
+    ("key create agent --scope read --expires 9999w", 1, "expires_s: "),
+    ("key create agent --scope read --tenant nobody", 1, "There is no tenant 'nobody'."),
+    ("key revoke nobody", 1, "There is no key 'nobody'."),
+    ("tenant create default", 1, "There is a tenant named 'default' already."),
+    ("tenant create A", 1, "'A' is not a tenant name."),
+]
+
+
+def test_mistakes_are_one_sentence(perdure: Run, subtests: pytest.Subtests) -> None:
+    for line, code, says in MISTAKES:
+        with subtests.test(line):
+            answer = perdure(line)
+            assert (answer.code, answer.out) == (code, "")
+            assert says in answer.err
+            assert perdure(f"{line} --json").error["message"]
+            assert perdure("key ls --all --json").json == {"keys": []}
 
 
 def test_what_aws_clients_are_configured_with(perdure: Run, server: FakeServer) -> None:

@@ -38,27 +38,28 @@ def test_limits_beside_what_is_used(perdure: Run) -> None:
     assert (own["name"], set(own["limits"].values()), own["awake"]) == ("default", {None}, [])
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "says"),
-    [
-        ("tenant quota acme", 1, "No limit was given."),
-        ("tenant quota", 2, "Missing argument 'TENANT'"),
-        ("tenant quota nobody --execs 1", 1, "There is no tenant 'nobody'."),
-        ("tenant quota default --execs many", 1, "'many' is no limit."),
-        ("tenant quota default --execs 1.5", 1, "'1.5' is no limit."),
-        ("tenant quota default --execs=-1", 1, "execs: "),
-        ("tenant quota default --storage-gib nan", 1, "storage_gib: "),
-        ("tenant show nobody", 1, "There is no tenant 'nobody'."),
-        ("audit --since soon", 1, "--since 'soon' is not a time."),
-        ("audit --since 999999999w", 1, "is not a time."),
-        ("audit --tenant nobody", 1, "There is no tenant 'nobody'."),
-    ],
-)
-def test_mistakes_are_one_sentence(perdure: Run, line: str, code: int, says: str) -> None:
-    answer = perdure(line)
-    assert (answer.code, answer.out) == (code, "")
-    assert says in answer.err
-    assert perdure(f"{line} --json").error["message"]
+MISTAKES = [
+    ("tenant quota acme", 1, "No limit was given."),
+    ("tenant quota", 2, "Missing argument 'TENANT'"),
+    ("tenant quota nobody --execs 1", 1, "There is no tenant 'nobody'."),
+    ("tenant quota default --execs many", 1, "'many' is no limit."),
+    ("tenant quota default --execs 1.5", 1, "'1.5' is no limit."),
+    ("tenant quota default --execs=-1", 1, "execs: "),
+    ("tenant quota default --storage-gib nan", 1, "storage_gib: "),
+    ("tenant show nobody", 1, "There is no tenant 'nobody'."),
+    ("audit --since soon", 1, "--since 'soon' is not a time."),
+    ("audit --since 999999999w", 1, "is not a time."),
+    ("audit --tenant nobody", 1, "There is no tenant 'nobody'."),
+]
+
+
+def test_mistakes_are_one_sentence(perdure: Run, subtests: pytest.Subtests) -> None:
+    for line, code, says in MISTAKES:
+        with subtests.test(line):
+            answer = perdure(line)
+            assert (answer.code, answer.out) == (code, "")
+            assert says in answer.err
+            assert perdure(f"{line} --json").error["message"]
 
 
 def test_who_did_what(perdure: Run, server: FakeServer) -> None:

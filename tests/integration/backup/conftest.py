@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
-import psycopg
 import pytest
 
 from perdure.backup import restore as restoring
@@ -23,23 +21,11 @@ from perdure.core.ids import NodeId
 from perdure.db.database import Database
 from perdure.images.registry import ImageStore
 from perdure.workspaces.model import CreateWorkspace, Workspace
-from tests.fakes.database import cluster, fresh_database
+from tests.fakes.database import empty_url, fresh_database
 from tests.torture.ledger import Ledger
 from tests.torture.node import PATH, make_image, small_thresholds, text
 from tests.torture.saving import MASTER, clock_ms, make_images
 from tests.torture.server import CTX, Server
-
-
-@asynccontextmanager
-async def empty_url() -> AsyncIterator[str]:
-    """URL of a database without a table, which goes away afterwards."""
-    name = f"empty_{Random().randrange(1 << 40):010x}"
-    async with await psycopg.AsyncConnection.connect(cluster().url("postgres"), autocommit=True) as connection:
-        await connection.execute(f"create database {name} template template0".encode())
-        try:
-            yield cluster().url(name)
-        finally:
-            await connection.execute(f"drop database {name} with (force)".encode())
 
 
 @dataclass

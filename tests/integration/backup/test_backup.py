@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from perdure.backup.make import Made
-from perdure.backup.place import MARK, Place, place_url
+from perdure.backup.place import MARK, Place, open_place, place_url
 from perdure.backup.service import BackupService
 from perdure.core.errors import Conflict, CorruptData, CorruptSnapshot, InvalidRequest, NoSpace, NotFound, Unavailable
 from perdure.db.database import Database
@@ -237,10 +237,10 @@ async def test_a_directory_that_is_made_is_closed_to_others(world: World) -> Non
     assert stat.S_IMODE((world.root / "new" / "backups").stat().st_mode) == 0o700
 
 
-async def test_a_directory_that_cannot_be_made(world: World) -> None:
-    (world.root / "file").write_bytes(b"")
+async def test_a_directory_that_cannot_be_made(root: Path) -> None:
+    (root / "file").write_bytes(b"")
     with pytest.raises(InvalidRequest, match="cannot be made"):
-        world.place(str(world.root / "file" / "backups"))
+        open_place(str(root / "file" / "backups"), clock_ms, make=True)
 
 
 async def test_a_damaged_mark_is_told(world: World) -> None:
@@ -251,9 +251,9 @@ async def test_a_damaged_mark_is_told(world: World) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "  ", "ftp://host/x", "memory:///", "s3:///nothing"])
-async def test_what_cannot_hold_a_backup_is_refused(world: World, given: str) -> None:
+async def test_what_cannot_hold_a_backup_is_refused(given: str) -> None:
     with pytest.raises(InvalidRequest):
-        world.place(given) if given.strip() else place_url(given)
+        open_place(given, clock_ms, make=True) if given.strip() else place_url(given)
 
 
 async def test_a_file_in_the_place_of_the_directory(world: World) -> None:

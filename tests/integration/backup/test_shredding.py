@@ -27,8 +27,8 @@ from perdure.snapshots.objects.keys import PlainKeyring, TenantKeyring
 from perdure.snapshots.objects.remote import Remote
 from perdure.wire.objects import IMAGES, ItemKey, ItemState, Scope
 from perdure.workspaces.model import CreateWorkspace
-from tests.fakes.database import fresh_database
-from tests.integration.backup.conftest import Restoration, World, empty_url
+from tests.fakes.database import empty_url, fresh_database
+from tests.integration.backup.conftest import Restoration, World
 from tests.torture.saving import MASTER, clock_ms
 from tests.torture.server import CTX
 

@@ -12,8 +12,7 @@ from perdure.db import dump as dumping
 from perdure.db.database import Database
 from perdure.db.dump import _failed, _target
 from perdure.db.embedded import MAJOR
-from tests.fakes.database import fresh_database, fresh_url
-from tests.integration.backup.conftest import empty_url
+from tests.fakes.database import empty_url, fresh_database, fresh_url
 
 NODE = {"id": "nod_1", "tenant_id": "ten_default", "lease_s": 1.0}
 

@@ -124,6 +124,7 @@ async def test_a_package_that_does_not_exist_is_named(store: ImageStore) -> None
     assert rest_of(store) == []
 
 
+@pytest.mark.long
 async def test_cancelling_a_build_leaves_nothing(store: ImageStore) -> None:
     running = asyncio.Event()
 

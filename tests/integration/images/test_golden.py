@@ -155,6 +155,7 @@ async def test_two_that_want_one_golden_boot_it_once_and_it_wakes(image: Image, 
     assert first.ram.stat() == before  # whatever a workspace does, its base stays
 
 
+@pytest.mark.long
 async def test_a_warm_up_that_fails_is_named_and_leaves_nothing(image: Image, home: Path) -> None:
     driver = CountingDriver()
     spec = spec_for(replace(image, warm_up=("exit 3",)), home, driver)

@@ -171,6 +171,7 @@ async def ask(awake: Awake, pid: int) -> int:
     return int(rounds)
 
 
+@pytest.mark.long
 async def test_memory_files_and_processes_survive_three_sleeps(node: Node) -> None:
     async with node.awake(None) as awake:
         pid = await keep(awake)

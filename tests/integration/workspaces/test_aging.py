@@ -330,24 +330,25 @@ async def test_a_server_that_has_lost_its_store_keeps_what_it_has(stored: Stored
 # --------------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (Configuration(asleep_action=DELETE), "After how many days"),
-        (Configuration(asleep_after_days=30), "What is to become of it"),
-        (Configuration(asleep_after_days=30, asleep_action=KEEP), "What is to become of it"),
-        (Configuration(asleep_after_days=0.5, asleep_action=DELETE), "out of range"),
-        (Configuration(asleep_after_days=float("nan"), asleep_action=DELETE), "out of range"),
-        (Configuration(asleep_after_days=1e6, asleep_action=DELETE), "out of range"),
-        (Configuration(idle_timeout_s=4.0), "no idle timeout"),
-    ],
-)
-async def test_bad_policies_are_refused_and_change_nothing(plane: ControlPlane, change: Configuration, says: str) -> None:
+BAD = [
+    (Configuration(asleep_action=DELETE), "After how many days"),
+    (Configuration(asleep_after_days=30), "What is to become of it"),
+    (Configuration(asleep_after_days=30, asleep_action=KEEP), "What is to become of it"),
+    (Configuration(asleep_after_days=0.5, asleep_action=DELETE), "out of range"),
+    (Configuration(asleep_after_days=float("nan"), asleep_action=DELETE), "out of range"),
+    (Configuration(asleep_after_days=1e6, asleep_action=DELETE), "out of range"),
+    (Configuration(idle_timeout_s=4.0), "no idle timeout"),
+]
+
+
+async def test_bad_policies_are_refused_and_change_nothing(plane: ControlPlane, subtests: pytest.Subtests) -> None:
     await asleep(plane)
-    with pytest.raises(InvalidRequest, match=says) as caught:
-        await plane.service.configure(CTX, "demo", change)
-    assert caught.value.hint
-    assert await entries(plane, "configured") == []
+    for number, (change, says) in enumerate(BAD):
+        with subtests.test(says, number=number):
+            with pytest.raises(InvalidRequest, match=says) as caught:
+                await plane.service.configure(CTX, "demo", change)
+            assert caught.value.hint
+            assert await entries(plane, "configured") == []
     with pytest.raises(NotFound):
         await plane.service.configure(OTHER, "demo", Configuration(asleep_after_days=1, asleep_action=DELETE))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -324,32 +325,31 @@ async def test_another_tenants_workspace_does_not_exist(plane: ControlPlane) -> 
     await plane.service.create(OTHER, CreateWorkspace("demo"))  # names are per tenant
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"name": "Über"}, "is not a workspace name"),
-        ({"name": "demo@lost"}, "is not a workspace name"),
-        ({"image": "nope"}, "There is no image 'nope'"),
-        ({"memory_mib": 1}, "1 MiB of memory"),
-        ({"image": "large", "memory_mib": 512}, "512 MiB of memory are too little for the image 'large'"),
-        ({"vcpus": 0}, "0 vCPUs"),
-        ({"disk_gib": 2}, "smaller than that of image"),
-        ({"disk_gib": 10**6}, "out of range"),
-        ({"idle_timeout_s": -1.0}, "no idle timeout"),
-        ({"metadata": {"a": "\0"}}, "zero character"),
-        ({"egress_allow": ("example.org:443", "example.org")}, "'example.org' has no port"),
-        ({"egress_allow": ("10.0.0.1/8:443",)}, "has host bits set"),
-        ({"environment": {"a": "x" * 5000}}, "too large"),
-    ],
-)
-async def test_bad_input_is_refused_with_a_sentence_and_makes_nothing(
-    plane: ControlPlane, fields: dict[str, object], says: str
-) -> None:
-    with pytest.raises((InvalidRequest, NotFound), match=says) as refusal:
-        await plane.create(**{"name": "demo", **fields})  # type: ignore[arg-type]
-    assert refusal.value.hint
-    assert await plane.service.find(CTX) == []
-    assert "start" not in plane.node.calls
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"name": "Über"}, "is not a workspace name"),
+    ({"name": "demo@lost"}, "is not a workspace name"),
+    ({"image": "nope"}, "There is no image 'nope'"),
+    ({"memory_mib": 1}, "1 MiB of memory"),
+    ({"image": "large", "memory_mib": 512}, "512 MiB of memory are too little for the image 'large'"),
+    ({"vcpus": 0}, "0 vCPUs"),
+    ({"disk_gib": 2}, "smaller than that of image"),
+    ({"disk_gib": 10**6}, "out of range"),
+    ({"idle_timeout_s": -1.0}, "no idle timeout"),
+    ({"metadata": {"a": "\0"}}, "zero character"),
+    ({"egress_allow": ("example.org:443", "example.org")}, "'example.org' has no port"),
+    ({"egress_allow": ("10.0.0.1/8:443",)}, "has host bits set"),
+    ({"environment": {"a": "x" * 5000}}, "too large"),
+]
+
+
+async def test_bad_input_is_refused_with_a_sentence_and_makes_nothing(plane: ControlPlane, subtests: pytest.Subtests) -> None:
+    for fields, says in BAD:
+        with subtests.test(says):
+            with pytest.raises((InvalidRequest, NotFound), match=says) as refusal:
+                await plane.create(**{"name": "demo", **fields})
+            assert refusal.value.hint
+            assert await plane.service.find(CTX) == []
+            assert "start" not in plane.node.calls
 
 
 async def test_a_duplicate_name_makes_nothing(plane: ControlPlane) -> None:
