@@ -99,7 +99,7 @@ def project(live: Live, shelf: Shelf, built: Callable[[str], str], tmp_path_fact
     head = shelf.commit("site", tmp_path_factory.mktemp("work") / "site", files)
     workspace = live.workspace("site", image=built("node"), allow=[shelf.address])
     shell(workspace, f"git clone -q {shelf.url}/site.git /root/site")
-    shell(workspace, f"npm config set registry {shelf.url}/ && npm ci", cwd="/root/site")
+    shell(workspace, f"npm config set --location=user registry {shelf.url}/ && npm ci", cwd="/root/site")
     dev = workspace.commands.run(["npm", "run", "dev"], cwd="/root/site", background=True)
     assert isinstance(dev, CommandHandle)
     made = Project(workspace, head, dev, Visitor(live))

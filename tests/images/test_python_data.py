@@ -151,7 +151,7 @@ def test_in_an_image_without_ipykernel_it_says_what_to_do(live: Live) -> None:
     with pytest.raises(PythonMissing, match="ipykernel") as caught:
         plain.python.run("1")
     assert "python-data" in caught.value.hint
-    assert plain.commands.list()[-1].outcome is not None, "nothing goes on waiting for a kernel"
+    until(lambda: plain.commands.list()[-1].outcome is not None)  # nothing goes on waiting for a kernel
     plain.delete()
 
 
