@@ -107,8 +107,9 @@ async def build_image(settings: Settings, spec: public.BuildImage, show: Callabl
     driver = fitness.driver(settings)
     images = ImageStore(settings.images)
 
-    async def nobody(_digest: str) -> list[str]:
-        return []
+    @asynccontextmanager
+    async def nobody(_digest: str) -> AsyncIterator[list[str]]:
+        yield []
 
     service = ImageService(images, _golden_maker(settings, images, driver), nobody)
     return await service.build_to(spec, lambda progress: show(as_event(progress)))
@@ -273,7 +274,7 @@ async def _control_plane(settings: Settings, clock: Clock, database: Database, e
         )
     )
     store = WorkspaceStore(database)
-    images = ImageService(image_store, _golden_maker(settings, image_store, driver), store.names_using_image)
+    images = ImageService(image_store, _golden_maker(settings, image_store, driver), store.needing_image)
     tools = Tools(store, LocalPlacement(node), _Catalog(images), settings, clock, EgressRules.parse)
     async with AsyncExitStack() as stack:
         foreseeing = asyncio.create_task(_foreseen(driver, chosen), name="foresee-confinement")
@@ -346,7 +347,7 @@ async def _objects(settings: Settings, clock: Clock, database: Database) -> Obje
     row = await database.one("homes.installation")
     assert row is not None, "a migration has made it"
     own = None if sealed is None else NodeKeys(_node_id(settings, clock), sealed.mark)
-    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True, keys=own), row["id"])
+    return ObjectParts(remote, StoreCatalogue(database, of_snapshots=True, keys=own, epoch_s=settings.store_collect_s), row["id"])
 
 
 def _other_encryption(settings: Settings, why: str) -> InvalidRequest:

@@ -137,15 +137,36 @@ def test_hooks_run_before_programs_go_on_and_are_told_everywhere(live: Live, wor
 def drawn(fork: Workspace, size: int) -> list[Row]:
     """What a program has drawn, once it has drawn enough as this fork."""
     wait = f"until [ $(grep -c ' {fork.info.hostname} ' /dev/shm/drawn-{size}) -ge {ROWS} ]; do sleep 0.2; done"
-    text = shell(fork, f"{wait}; tail -n 500 /dev/shm/drawn-{size}")
+    return rows_in(shell(fork, f"{wait}; tail -n 500 /dev/shm/drawn-{size}"))
+
+
+def cut_row(fork: Workspace, size: int) -> Row:
+    """The turn that had begun when the snapshot was taken, as this fork ended it: the last one with another name."""
+    (row,) = rows_in(shell(fork, f"grep -v ' {fork.info.hostname} ' /dev/shm/drawn-{size} | tail -n 1"))
+    return row
+
+
+def rows_in(text: str) -> list[Row]:
     rows = [line.split(" ") for line in text.splitlines() if line.count(" ") == 7]
     return [Row(int(number), name, machine, tuple(rest)) for number, name, machine, *rest in rows]
+
+
+def check_cut(rows: list[Row], seen: dict[str, str]) -> None:
+    """What a turn had drawn before the snapshot all forks have, and from the first number after that on each has its own. One
+    that draws what another has drawn, or goes on with what its kernel had begun to give it, would show in between."""
+    assert len({(row.number, row.name) for row in rows}) == 1, "the same turn of the same program"
+    values = [{row.drawn[column] for row in rows} for column in range(len(rows[0].drawn))]
+    counts = [len(column) for column in values]
+    assert set(counts) <= {1, len(rows)}, f"some forks drew the same after the snapshot: {counts}"
+    assert counts == sorted(counts), f"one drew by itself, and then what all drew: {counts}"
+    after = set[str]().union(*(column for column in values if len(column) > 1))
+    assert not after & set(seen), "what one drew at the end of that turn another drew later"
 
 
 def test_forks_of_one_snapshot_draw_different_numbers_from_the_first_on(workspace: Workspace) -> None:
     """Programs that draw while the snapshot is taken go on drawing in each fork. Each turn notes its fork's name first, so what
     follows was drawn in that fork: all of it must differ from all that any other fork drew. No turn of a fork begins under
-    another name once the one that the snapshot cut through is done."""
+    another name once the one that the snapshot cut through is done; of that one, what was drawn after the cut."""
     programs = [workspace.commands.run(["python3", "-c", DRAWING.format(size=size)], background=True) for size in SIZES]
     for size in SIZES:
         shell(workspace, f"until [ $(grep -c . /dev/shm/drawn-{size}) -ge {ROWS} ]; do sleep 0.2; done")
@@ -155,6 +176,7 @@ def test_forks_of_one_snapshot_draw_different_numbers_from_the_first_on(workspac
         program.kill()
     workspace.sleep()
     seen: dict[str, str] = {}  # a value -> who drew it
+    cut: dict[int, list[Row]] = {size: [] for size in SIZES}
     machines: set[str] = set()
     for begin in range(0, FORKS, AT_A_TIME):
         forks = workspace.fork(min(AT_A_TIME, FORKS - begin), snapshot=snapshot.id)
@@ -162,6 +184,7 @@ def test_forks_of_one_snapshot_draw_different_numbers_from_the_first_on(workspac
             assert isinstance(fork, Workspace), fork
             for size in SIZES:
                 rows = drawn(fork, size)
+                cut[size].append(cut_row(fork, size))
                 own = [row for row in rows if row.name == fork.info.hostname]
                 assert [row.number for row in rows[-len(own) :]] == [row.number for row in own], "its name does not change again"
                 assert {row.machine for row in own} == {shell(fork, "cat /etc/machine-id")}
@@ -171,4 +194,6 @@ def test_forks_of_one_snapshot_draw_different_numbers_from_the_first_on(workspac
                         seen[value] = f"{fork.name} in turn {row.number}"
             machines.add(own[0].machine)
             fork.delete()
+    for rows in cut.values():
+        check_cut(rows, seen)
     assert len(machines) == FORKS and len(seen) >= FORKS * len(SIZES) * ROWS * 5

@@ -27,6 +27,9 @@ class FakeCatalogue:
     touched: dict[ItemKey, int] = field(default_factory=dict)
     held: set[tuple[ItemKey, PackId]] = field(default_factory=set)
     epochs: dict[Scope, int] = field(default_factory=dict)
+    epoch_s: float = 0.0
+    now_s: float = 0.0  # tests move it
+    epoch_at_s: dict[Scope, float] = field(default_factory=dict)
     first_seen: dict[tuple[Scope, str], int] = field(default_factory=dict)
     attempts: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     locks: defaultdict[ItemKey, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -127,15 +130,27 @@ class FakeCatalogue:
 
     # -------------------------------------------------------------------------------------------------------- collection
 
-    async def advance(self, scope: Scope) -> int:
-        self.epochs[check_scope(scope)] = self.epochs.get(scope, 0) + 1
+    async def advance(self, scope: Scope) -> int | None:
+        at = self.epoch_at_s.get(check_scope(scope))
+        if at is not None and at + self.epoch_s > self.now_s:
+            return None
+        self.epochs[scope] = self.epochs.get(scope, 0) + 1
+        self.epoch_at_s[scope] = self.now_s
         return self.epochs[scope]
 
+    def _in(self, scope: Scope, epoch: int) -> bool:
+        if self.epochs.get(scope, 0) != epoch:
+            return False
+        self.epoch_at_s[scope] = self.now_s
+        return True
+
     async def condemn(self, scope: Scope, epoch: int) -> list[Pack]:
-        self._let_go(scope, epoch)
+        is_current = self._in(scope, epoch)
+        if is_current:
+            self._let_go(scope, epoch)
         held = {pack_id for _, pack_id in self.held}
         ours = [row for row in self.rows.values() if row.pack.scope == scope and row.pack.pack_id not in held]
-        for row in ours:
+        for row in ours if is_current else ():
             if row.pack.state is PackState.CONDEMNED and row.condemned_at < epoch:
                 self._set(row, PackState.DELETING)
             elif row.pack.state in (PackState.PENDING, PackState.STORED):
@@ -166,6 +181,8 @@ class FakeCatalogue:
                 del self.rows[pack_id]
 
     async def strays(self, scope: Scope, epoch: int, packs: Sequence[PackId], manifests: Sequence[tuple[str, int]]) -> list[str]:
+        if not self._in(scope, epoch):
+            return []
         unknown = {str(pack_id) for pack_id in packs if pack_id not in self.rows}
         for name, attempt in manifests:
             item = self.items_by_key.get(ItemKey(scope, name))

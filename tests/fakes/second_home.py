@@ -23,6 +23,7 @@ class FakeBucket:
     content: dict[str, tuple[StoredSnapshot, Mapping[str, Any]]] = field(default_factory=dict)
     damage: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
     owner: str | None = None
+    images: set[str] = field(default_factory=set)  # files of images that are in it, by their names in errors
 
 
 class FakeSecondHome:
@@ -96,6 +97,12 @@ class FakeSecondHome:
         self._node.bad_disk.discard(snapshot_id)
         return Fetched(is_fetched=True, snapshot_bytes=100)
 
+    async def mend_image(self, snapshot_id: SnapshotId, tenant_id: TenantId, file: str) -> Fetched:
+        self._enter("mend_image")
+        if file not in self.bucket.images:
+            raise NotFound(f"The object store has no {file}.")
+        return Fetched(is_fetched=True, with_image=True)
+
     def fetching(self, snapshot_id: SnapshotId) -> Fetching | None:
         return Fetching(50, 100) if snapshot_id in self._coming else None
 
@@ -110,7 +117,10 @@ class FakeSecondHome:
     async def collect(self, scope: str) -> Reclaimed:
         """Rows as the real one moves them; what no row names any more leaves the bucket."""
         self._enter("collect")
-        await self._catalogue.condemn(Scope(scope), await self._catalogue.advance(Scope(scope)))
+        epoch = await self._catalogue.advance(Scope(scope))
+        if epoch is None:
+            return Reclaimed(0, 0, 0, 0)
+        await self._catalogue.condemn(Scope(scope), epoch)
         names = {item.key.name for item in await self._catalogue.items(Scope(scope))}
         gone = [
             name for name, (stored, _) in self.bucket.content.items() if stored.facts.tenant_id == scope and name not in names

@@ -140,6 +140,9 @@ class _Goldens:
     def forget(self, _digest: str) -> list[tuple[str, str]]:
         return []
 
+    def lying_on(self, _path: Path) -> set[str]:
+        return {DIGEST}
+
     def at(self, origin: Origin, _ref: str) -> Origin:
         return origin
 

@@ -32,10 +32,15 @@ class StoreCatalogue:
 
     With ``keys`` a node whose key is not the one that the tenant's content is sealed with uploads nothing of it, and looks
     nothing of it up to be read: both raise HostUnfit.
+
+    An epoch of the collection lasts ``epoch_s`` at least, by the database's clock, however many servers collect.
     """
 
-    def __init__(self, database: Database, *, of_snapshots: bool = False, keys: NodeKeys | None = None) -> None:
+    def __init__(
+        self, database: Database, *, of_snapshots: bool = False, keys: NodeKeys | None = None, epoch_s: float = 0.0
+    ) -> None:
         self._database = database
+        self._epoch_s = epoch_s
         self._keys = keys
         self._of_snapshots = of_snapshots
 
@@ -64,7 +69,8 @@ class StoreCatalogue:
             if await tx.one("shreds.of", tenant_id=key.scope) is not None:
                 raise Shredded(
                     f"Tenant {key.scope} was shredded: nothing of it goes into the object store any more.",
-                    hint="What it has since is on its node only. For what is to be stored begin a new home, with its own store.",
+                    hint="What it has since is on its node only, and it gets no other key. For what is to be stored make another "
+                    "tenant: perdure tenant create NAME.",
                 )
             await self._mark_key(tx, key.scope)
             if row is not None and ItemState(row["state"]) is ItemState.RELEASED:
@@ -176,18 +182,18 @@ class StoreCatalogue:
 
     # ------------------------------------------------------------------------------------------------------ collection
 
-    async def advance(self, scope: Scope) -> int:
+    async def advance(self, scope: Scope) -> int | None:
         async with self._locked(scope) as tx:
-            row = await tx.one("objects.advance", scope=scope)
-            assert row is not None, "the scope's row is locked"
-            return int(row["epoch"])
+            row = await tx.one("objects.advance", scope=scope, epoch_s=self._epoch_s)
+            return None if row is None else int(row["epoch"])
 
     async def condemn(self, scope: Scope, epoch: int) -> list[Pack]:
         async with self._locked(scope) as tx:
-            while await tx.all("objects.collect_items", scope=scope, epoch=epoch):
-                pass
-            await tx.run("objects.doom", scope=scope, epoch=epoch)
-            await tx.run("objects.condemn", scope=scope, epoch=epoch)
+            if await tx.one("objects.in_epoch", scope=scope, epoch=epoch) is not None:
+                while await tx.all("objects.collect_items", scope=scope, epoch=epoch):
+                    pass
+                await tx.run("objects.doom", scope=scope, epoch=epoch)
+                await tx.run("objects.condemn", scope=scope, epoch=epoch)
             return [_pack(row) for row in await tx.all("objects.deleting", scope=scope)]
 
     async def drop(self, packs: Sequence[PackId]) -> None:
@@ -196,6 +202,8 @@ class StoreCatalogue:
     async def strays(self, scope: Scope, epoch: int, packs: Sequence[PackId], manifests: Sequence[tuple[str, int]]) -> list[str]:
         listed = {"names": [name for name, _ in manifests], "attempts": [attempt for _, attempt in manifests]}
         async with self._locked(scope) as tx:
+            if await tx.one("objects.in_epoch", scope=scope, epoch=epoch) is None:
+                return []
             unknown = [row["name"] for row in await tx.all("objects.unknown", scope=scope, packs=list(packs), **listed)]
             await tx.run("objects.forget_strays", scope=scope, names=unknown)
             await tx.run("objects.note_strays", scope=scope, names=unknown, epoch=epoch, tenant_id=_tenant(scope))

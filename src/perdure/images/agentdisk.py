@@ -28,6 +28,8 @@ from perdure.images import cpio
 from perdure.images.bootstrap import PACKAGE_HASHES, Ext4, Mode, Tree, make_ext4, make_tree
 from perdure.images.command import run
 from perdure.images.progress import Progress, ProgressSink, Step
+from perdure.images.registry import CHECKSUMS, checksums_to_json
+from perdure.images.sparse import file_facts
 from perdure.wire.guest import PROTOCOL
 
 PACKAGES = (
@@ -81,6 +83,7 @@ _LINKS = {
 }
 _MOUNT_POINTS = ("dev", "proc", "root", "run", "sys", "user", "etc", "opt/perdure/perdure/guest", "opt/perdure/perdure/wire")
 _RELEASE = "release.json"
+_FILES = ("kernel", "initrd", "agent.raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class AgentRelease:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(self.directory / name for name in ("kernel", "initrd", "agent.raw"))
+        return tuple(self.directory / name for name in _FILES)
 
 
 def guest_sources() -> dict[str, Path]:
@@ -132,6 +135,7 @@ async def ensure_release(root: Path, scratch: Path, mode: Mode, progress: Progre
     wanted = sources_digest()
     for release in releases(root):
         if release.sources_digest == wanted:
+            await asyncio.to_thread(_seal, release.directory)
             return release
     picked = await _ensure_packages(root / "cache", scratch, mode, progress)
     progress(Progress(Step.AGENT_DISK, "Making the agent disk"))
@@ -226,8 +230,16 @@ async def _build(picked: Path, scratch: Path, mode: Mode) -> AgentRelease:
     files.create_file(output / "initrd", initrd, mode=0o444)
     described = {key: value for key, value in asdict(release).items() if key != "directory"}
     files.create_file(output / _RELEASE, json.dumps(described, indent=1).encode(), mode=0o444)
+    await asyncio.to_thread(_seal, output)
     shutil.rmtree(tree)
     return release
+
+
+def _seal(directory: Path) -> None:
+    """Note what its files are, for whoever boots with them: of a release made by an earlier version, what they are now."""
+    if not (directory / CHECKSUMS).is_file():
+        facts = {name: file_facts(directory / name) for name in _FILES}
+        files.write_file(directory / CHECKSUMS, checksums_to_json(facts), mode=0o444)
 
 
 def _fill(tree: Path, picked: Path) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from perdure.core import files
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import AlreadyExists, CorruptData, CorruptSnapshot, NotFound
-from perdure.images.registry import IMAGE_FILES, ImageStore
-from perdure.images.verify import ImageVerifier
+from perdure.images.registry import IMAGE_FILES, ImageStore, described_files, file_name
+from perdure.images.verify import ImageVerifier, problem_of
 from perdure.snapshots.manifest import BaseRef, check_base_names
 from perdure.snapshots.objects.chunks import Source, file_source
 from perdure.snapshots.objects.download import Downloader, StoredItem
@@ -91,6 +91,42 @@ class ImageMover:
         except (NotFound, CorruptData):
             return False
 
+    def holds(self, base: BaseRef, file: str) -> bool:
+        """Whether that is the name, in errors, of a file of an image or golden which is here. Call it in a thread."""
+        return self._place(base, file) is not None
+
+    def _place(self, base: BaseRef, file: str) -> tuple[Path, str, Path] | None:
+        """Where the file is, what its name in the store begins with, and the record that says what it must be."""
+        parts: list[tuple[Path, str, tuple[str, ...]]] = [(self.store.root / "blobs" / base.image, "", OF_IMAGE)]
+        if base.golden is not None:
+            parts.append((_golden_directory(self.store, base), GOLDEN, OF_GOLDEN))
+        for directory, prefix, names in parts:
+            for name in names:
+                if file_name(directory / name) == file and directory.is_dir():
+                    return directory / name, prefix, directory / names[-1]
+        return None
+
+    async def renew(self, item: StoredItem, file: str) -> None:
+        """Put the store's copy of a damaged file in its place, by one rename: who has the old one open keeps it.
+
+        Raises CorruptSnapshot when the copy is damaged too, NoSpace, Unavailable; then the file is as it was.
+        """
+        async with self._fetching:
+            place = await asyncio.to_thread(self._place, base_of(item), file)
+            if place is None:
+                raise NotFound(f"The file {file} is no part of {item.manifest.key}.")
+            path, prefix, record = place
+            if not await asyncio.to_thread(_problem, path, record, path.name):
+                return  # somebody else who met the damage has mended it
+            with self.store.scratch("mend") as scratch:
+                new = scratch / path.name
+                await self.downloader.fetch_file(item, prefix + path.name, new)
+                new.chmod(0o444 if prefix or path.name in ("root.raw", "agent.raw") else 0o644)
+                problem = await asyncio.to_thread(_problem, new, new if path == record else record, path.name)
+                if problem:
+                    raise CorruptSnapshot(f"What the store has as {item.manifest.key} is not what it says: {problem}", file=file)
+                await asyncio.to_thread(files.rename, new, path)
+
     async def _bring(self, item: StoredItem, prefix: str, names: Sequence[str], final: Path) -> None:
         """Fetch a directory's files, see that they are what its record says, and give it its place."""
         if not (final / names[-1]).is_file():
@@ -110,6 +146,17 @@ class ImageMover:
         if damage:
             await asyncio.to_thread(files.remove_tree, final)
             raise CorruptSnapshot(f"What the store has as {item.manifest.key} is not what it says: {damage[0].problem}")
+
+
+def _problem(path: Path, record: Path, name: str) -> str:
+    """What is wrong with a file by the record of its directory, or with that record itself."""
+    try:
+        described = described_files(record)
+        return "" if path == record else problem_of(path, described["files"][name], lambda _count: None)
+    except CorruptData as error:
+        return error.message
+    except (FileNotFoundError, KeyError):
+        return f"The record {record.name} is missing, or does not know {name}."
 
 
 def base_of(item: StoredItem) -> BaseRef:

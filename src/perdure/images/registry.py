@@ -34,6 +34,8 @@ _WITHOUT_CHECKSUM = 1  # the format of earlier releases
 _PREFIX = re.compile(r"^[0-9a-f]{6,64}$")
 #: What an image's directory must hold besides image.json; checked by size at every look, by checksum in ``verify``.
 IMAGE_FILES = ("kernel", "initrd", "root.raw", "agent.raw")
+#: Says of the files of an agent release what image.json says of those of an image. One of an earlier version has none.
+CHECKSUMS = "checksums.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,16 @@ class ImageSizes:
     @property
     def total(self) -> int:
         return self.root + self.agent + self.goldens
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What was an image a moment ago. ``lock`` keeps sweeps away from its directory."""
+
+    image: Image
+    names: tuple[str, ...]
+    directory: Path
+    lock: int
 
 
 class ImageStore:
@@ -162,18 +174,54 @@ class ImageStore:
         image = self.load(digest)
         files.make_dir(self.root / "names")
         files.write_file(self.root / "names" / image.name, f"{digest}\n".encode())
+        if not (final / "image.json").is_file():  # a removal that began before the name was there does not know it
+            files.remove(self.root / "names" / image.name)
+            raise NotFound(f"The image {image.name} was removed while it was built.", hint="Build it again.")
         return image
 
     def remove(self, reference: str) -> int:
         """Remove an image and its names; returns the bytes that became free. The caller knows that no workspace needs it."""
-        image = self.resolve(reference)
-        freed = sum(stat.st_blocks * 512 for path in image.directory.rglob("*") if (stat := path.lstat()).st_nlink == 1)
-        for name, digest in self.names().items():
-            if digest == image.digest:
-                files.remove(self.root / "names" / name)
-        (image.directory / "image.json").unlink()  # first: from here on it is no image, whatever interrupts
-        files.remove_tree(image.directory)
-        return freed
+        return self.discard(self.withdraw(self.resolve(reference)))
+
+    def withdraw(self, image: Image) -> Withdrawn:
+        """From here on it is no image, in one step; ``discard`` frees its bytes, or ``put_back`` makes it one again. After a
+        crash the sweep does the former. Nothing is synced: that a power cut brings it back harms nobody."""
+        names = tuple(name for name, digest in self.names().items() if digest == image.digest)
+        place = self.root / "tmp" / f"{files.TEMPORARY}removed-{os.urandom(4).hex()}"
+        files.make_dir(place.parent)
+        try:
+            lock = os.open(image.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"The image {image.name} ({image.digest[:12]}) has been removed meanwhile.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes where sweeps look
+            for name in names:
+                files.DISK.unlink(self.root / "names" / name)
+            files.DISK.rename(image.directory, place)
+        except BaseException:
+            os.close(lock)
+            raise
+        return Withdrawn(image, names, place, lock)
+
+    def put_back(self, withdrawn: Withdrawn) -> None:
+        """It was an image all the time, unless somebody has made it anew meanwhile."""
+        image = withdrawn.image
+        try:
+            if not image.directory.exists():
+                files.rename(withdrawn.directory, image.directory)
+            for name in set(withdrawn.names) - set(self.names()):
+                files.write_file(self.root / "names" / name, f"{image.digest}\n".encode())
+        finally:
+            os.close(withdrawn.lock)
+
+    def discard(self, withdrawn: Withdrawn) -> int:
+        """Returns the bytes that became free."""
+        try:
+            stats = [path.lstat() for path in withdrawn.directory.rglob("*")]
+            files.remove_tree(withdrawn.directory)
+            return sum(stat.st_blocks * 512 for stat in stats if stat.st_nlink == 1)
+        finally:
+            os.close(withdrawn.lock)
 
     def unnamed(self) -> tuple[Image, ...]:
         """Images that no name points to: removable once no workspace refers to them."""
@@ -307,9 +355,12 @@ def read_described(path: Path, build: Callable[[Mapping[str, Any], Path], T]) ->
 
 
 def file_name(path: Path) -> str:
-    """A file of an image by its name below the image directory, as errors name it."""
+    """A file of an image or an agent release by its name below the image directory, as errors name it."""
     parts = path.parts
-    return f"images/{'/'.join(parts[parts.index('blobs') :])}" if "blobs" in parts else path.name
+    for top in ("blobs", "agents"):
+        if top in parts:
+            return f"images/{'/'.join(parts[len(parts) - parts[::-1].index(top) - 1 :])}"
+    return path.name
 
 
 def _digest(described: Mapping[str, Any]) -> str:
@@ -318,6 +369,11 @@ def _digest(described: Mapping[str, Any]) -> str:
 
 def _sealed(described: dict[str, Any]) -> bytes:
     return json.dumps({**described, "checksum": _digest(described)}, indent=1, sort_keys=True).encode()
+
+
+def checksums_to_json(checksums: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Of the files of an agent release."""
+    return _sealed({"format": FORMAT, "files": {name: dict(facts) for name, facts in checksums.items()}})
 
 
 def image_to_json(image: Image, checksums: Mapping[str, Mapping[str, Any]]) -> bytes:

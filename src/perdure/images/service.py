@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from perdure.core.errors import Conflict, NotFound, PerdureError
@@ -13,13 +13,13 @@ from perdure.images.golden import GoldenSpec, ensure_golden
 from perdure.images.model import Image
 from perdure.images.progress import Progress, ProgressSink
 from perdure.images.recipe import Recipe, load_recipe, parse_recipe, shipped_recipes
-from perdure.images.registry import ImageStore
+from perdure.images.registry import ImageStore, Withdrawn
 from perdure.wire import public
 
 #: Makes the spec of a golden for an image at its default size on this host; None where no golden can be made here.
 GoldenFor = Callable[[Image, ProgressSink], Awaitable[GoldenSpec | None]]
-#: Names of workspaces that need an image, and of snapshots that have outlived theirs.
-UsersOf = Callable[[str], Awaitable[list[str]]]
+#: Names of workspaces that need an image, and of snapshots that have outlived theirs. Until it ends nobody begins to need it.
+UsersOf = Callable[[str], AbstractAsyncContextManager[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +51,38 @@ class ImageService:
     async def remove(self, ref: str) -> None:
         """Raises Conflict naming the workspaces that still need it."""
         image = await self.find_one(ref)
-        users = await self.users_of(image.digest)
+        users, _ = await self._remove(image)
         if users:
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             raise Conflict(f"The image {image.name} is used by {shown}.", hint="Remove those workspaces first (perdure rm).")
-        await asyncio.to_thread(self.store.remove, image.digest)
 
     async def prune(self) -> public.PrunedImages:
         """Remove every image, with its goldens, that no name points to and neither a workspace nor a snapshot needs."""
-        removed, kept, freed = [], [], 0
+        removed, kept, freed = list[public.ImageInfo](), list[public.ImageInfo](), 0
         for image in await asyncio.to_thread(self.store.unnamed):
             info = await asyncio.to_thread(self._info, image)
-            if await self.users_of(image.digest):
-                kept.append(info)
-            else:
-                freed += await asyncio.to_thread(self.store.remove, image.digest)
-                removed.append(info)
+            try:
+                users, bytes_freed = await self._remove(image)
+            except NotFound:
+                continue  # somebody else was quicker
+            (kept if users else removed).append(info)
+            freed += bytes_freed
         return public.PrunedImages(removed=removed, kept=kept, freed_bytes=freed)
+
+    async def _remove(self, image: Image) -> tuple[list[str], int]:
+        """Who needs it; if nobody does it is removed, and the bytes that became free. A create that begins meanwhile either
+        is one of those, or waits until it is no image any more and fails."""
+        withdrawn: Withdrawn | None = None
+        try:
+            async with self.users_of(image.digest) as users:
+                if users:
+                    return users, 0
+                withdrawn = self.store.withdraw(image)  # a rename: no thread, which would go on after a caller that goes away
+        except (PerdureError, asyncio.CancelledError):
+            if withdrawn is not None:  # nobody can say that it was needed by nobody to the end
+                self.store.put_back(withdrawn)
+            raise
+        return [], await asyncio.shield(asyncio.to_thread(self.store.discard, withdrawn))
 
     async def build_to(self, spec: public.BuildImage, sink: ProgressSink) -> public.ImageInfo:
         """Build an image and the golden snapshot of its default size. Cancel-safe: nothing half made is left."""

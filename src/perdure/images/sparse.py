@@ -4,46 +4,55 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from perdure.core import files
 from perdure.core.files import data_extents
 from perdure.machines.driver import PAGE_SIZE
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _COPY_BYTES = 4 << 20
-_ZERO = bytes(PAGE_SIZE)
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 
 
 def sparse_sha256(path: Path, told: Callable[[int], None] | None = None) -> str:
     """SHA-256 over the size and the non-zero 4 KiB pages with their offsets: how zeros are stored makes no difference. ``told``
     hears of the bytes of each part that was read."""
     digest = hashlib.sha256(path.stat().st_size.to_bytes(8, "little"))
+    chunk = np.empty(_CHUNK, np.uint8)  # what is in the processor's cache is read from memory once
+    room = np.empty((_CHUNK // PAGE_SIZE, 1 + PAGE_SIZE // 8), "<u8")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
         for start, end in data_extents(descriptor, size):
             for offset in range(start - start % PAGE_SIZE, end, _CHUNK):
-                chunk = os.pread(descriptor, min(_CHUNK, end - offset), offset)
+                count = os.preadv(descriptor, [chunk[: min(_CHUNK, end - offset)].data], offset)
                 if told is not None:
-                    told(len(chunk))
-                if chunk.strip(b"\0"):
-                    digest.update(b"".join(_pages_with_offsets(chunk, offset)))  # at once: each call gives up the interpreter
+                    told(count)
+                _update(digest, chunk[:count], offset, room)
     finally:
         os.close(descriptor)
     return digest.hexdigest()
 
 
-def _pages_with_offsets(chunk: bytes, offset: int) -> Iterator[bytes]:
-    for at in range(0, len(chunk), PAGE_SIZE):
-        page = chunk[at : at + PAGE_SIZE]
-        if page != _ZERO[: len(page)]:
-            yield (offset + at).to_bytes(8, "little")
-            yield page
+def _update(digest: hashlib._Hash, chunk: Bytes, offset: int, room: Words) -> None:
+    """Of every page that is not zero its offset, 64 bits, and its content: at once, for each call gives up the interpreter."""
+    whole = len(chunk) - len(chunk) % PAGE_SIZE
+    pages = chunk[:whole].view(np.uint64).reshape(-1, PAGE_SIZE // 8)
+    used = np.flatnonzero(pages.any(axis=1))
+    rows = room[: len(used)]
+    rows[:, 0] = offset + used * PAGE_SIZE
+    rows[:, 1:] = pages if len(used) == len(pages) else pages[used]
+    digest.update(rows.data)
+    if chunk[whole:].any():  # of a file that does not end with a page
+        digest.update((offset + whole).to_bytes(8, "little") + chunk[whole:].tobytes())
 
 
 def file_facts(path: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import structlog
 from perdure.core.errors import NotFound, PerdureError
 from perdure.core.ids import SnapshotId
 from perdure.snapshots.baseram import BaseRam
-from perdure.snapshots.compact import compact
+from perdure.snapshots.compact import compact, is_worn
 from perdure.snapshots.manifest import Manifest
-from perdure.snapshots.merge import is_deep, merge
+from perdure.snapshots.merge import merge
 from perdure.snapshots.rebase import is_worthwhile, rebase
 from perdure.snapshots.store import SnapshotStore
 
@@ -39,24 +39,27 @@ class _Work:
 
 
 class Compaction:
-    """``base_of`` finds the RAM that a snapshot lies on; ``rebase_mib`` is the setting, 0 never."""
+    """``base_of`` finds the RAM that a snapshot lies on; ``rebase_mib`` is the setting, 0 never; ``rebased`` hears of each."""
 
     def __init__(
-        self, store: SnapshotStore, base_of: Callable[[Manifest], Awaitable[BaseRam | None]], rebase_mib: int = 0
+        self,
+        store: SnapshotStore,
+        base_of: Callable[[Manifest], Awaitable[BaseRam | None]],
+        rebase_mib: int = 0,
+        rebased: Callable[[SnapshotId], None] = lambda _snapshot_id: None,
     ) -> None:
         self._store = store
         self._base_of = base_of
         self._rebase_mib = rebase_mib
+        self._rebased = rebased
         self._waiting: dict[SnapshotId, None] = {}
         self._running: dict[SnapshotId, _Work] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what an earlier process left undone: newest snapshots that are worth a rebase or a merge."""
-        newest = {facts.workspace_id: facts for facts in self._store.complete()}
-        for facts in newest.values():
-            if is_worthwhile(facts, self._rebase_mib) or is_deep(self._store.manifest(facts.snapshot_id)):
-                self.sleeps(facts.snapshot_id)
+        """Begin with what an earlier process left undone. Nobody has noted that: the newest snapshot of everyone is looked at."""
+        for snapshot_id in {facts.workspace_id: facts.snapshot_id for facts in self._store.complete()}.values():
+            self.sleeps(snapshot_id)
         self._task = asyncio.create_task(self._work(), name="compaction")
 
     async def close(self) -> None:
@@ -114,12 +117,16 @@ class Compaction:
 
     async def _memory(self, snapshot_id: SnapshotId, work: _Work) -> int:
         manifest = self._store.manifest(snapshot_id)
+        is_large = is_worthwhile(manifest.facts(), self._rebase_mib)
+        if not is_large and not await asyncio.to_thread(is_worn, self._store, snapshot_id):
+            return 0  # most are not: what they lie on need not be read for that
         base = await self._base_of(manifest)
         if base is None or work.enough.is_set():
             return 0
-        if not is_worthwhile(manifest.facts(), self._rebase_mib):
+        if not is_large:
             return await asyncio.to_thread(compact, self._store, snapshot_id, base, work.enough)
         if await asyncio.to_thread(rebase, self._store, snapshot_id, base, work.enough):
+            self._rebased(snapshot_id)
             log.info("a sleeping workspace was given a base of its own", snapshot=snapshot_id)
         return 0
 

@@ -70,6 +70,12 @@ class Goldens:
         """An origin that was handed out before."""
         return self._by_key[key]
 
+    def lying_on(self, path: Path) -> set[str]:
+        """Digests of images of which this file is a part, or of the agent release that they boot with."""
+        images = [origin.image for origin in self._by_key.values()]
+        theirs = {image.digest for image in images if image.boot_directory == path.parent}
+        return theirs | ({path.parts[path.parts.index("blobs") + 1]} if "blobs" in path.parts else set())
+
     def superseded(self, origin: Origin) -> list[tuple[str, str]]:
         """Keys of other goldens of the same image and size: of another VMM build, or made again."""
         return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -54,6 +54,10 @@ class Images(Protocol):
 
     def has(self, base: BaseRef) -> bool: ...
 
+    def holds(self, base: BaseRef, file: str) -> bool: ...
+
+    async def renew(self, item: StoredItem, file: str) -> None: ...
+
 
 ImagesOf = Callable[[Uploader, Downloader], Images]
 
@@ -93,9 +97,18 @@ class Starts:
 
 
 class NodeSecondHome:
-    """Implements ``wire.node.SecondHome``."""
+    """Implements ``wire.node.SecondHome``. ``renewed`` hears of an image, by its digest, of which a file is another one now."""
 
-    def __init__(self, parts: ObjectParts, store: SnapshotStore, images: ImagesOf, bases: Bases, starts: Starts) -> None:
+    def __init__(
+        self,
+        parts: ObjectParts,
+        store: SnapshotStore,
+        images: ImagesOf,
+        bases: Bases,
+        starts: Starts,
+        renewed: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._renewed = renewed
         self._parts = parts
         self._store = store
         self._images_of = images
@@ -200,6 +213,20 @@ class NodeSecondHome:
         log.info("fetched from the object store", snapshot=snapshot_id, bytes=snapshot_bytes, with_image=bool(images))
         return Fetched(is_fetched=True, snapshot_bytes=snapshot_bytes, with_image=bool(images))
 
+    async def mend_image(self, snapshot_id: SnapshotId, tenant_id: TenantId, file: str) -> Fetched:
+        refs = self._refs_here(snapshot_id)
+        if refs is None:
+            refs = _images_of(snapshot_of(await self._downloader.open(ItemKey(Scope(tenant_id), snapshot_id))))
+        for ref in refs:
+            if not await asyncio.to_thread(self._images.holds, ref, file):
+                continue
+            await self._images.renew(await self._downloader.open(image_key(ref)), file)
+            if self._renewed is not None:
+                await self._renewed(ref.image)
+            log.info("a damaged file was fetched from the object store", file=file)
+            return Fetched(is_fetched=True, with_image=True)
+        return HERE
+
     @contextmanager
     def _progress(self, snapshot_id: SnapshotId, items: Sequence[StoredItem]) -> Iterator[Callable[[int], None]]:
         """While all this comes, ``fetching`` tells how much of it has."""
@@ -268,6 +295,8 @@ class NodeSecondHome:
 
     async def collect(self, scope: str) -> Reclaimed:
         collected = await self._collector.collect(Scope(scope))
+        if collected is None:
+            return Reclaimed(0, 0, 0, 0)
         try:
             rewritten = await self._collector.rewrite(Scope(scope))
         except Shredded:  # nobody can tell what is alive in its packs, and nothing is: they go as they are

@@ -166,6 +166,10 @@ class Starter:
             origin = self._goldens.at(origin, golden)
         return Plan(origin, manifest, True, MemoryFate.KEPT, "")
 
+    def look_ahead(self, origin: Origin) -> None:
+        """A workspace will probably be made of it: what that reads is read."""
+        self._shared.soon(self._below(Plan(origin, None, True, MemoryFate.NEW, "")))
+
     def _below(self, plan: Plan) -> list[SharedFile]:
         """What this start reads and other workspaces do, too."""
         origin, manifest = plan.origin, plan.manifest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import structlog
 from perdure.core import logs, tracing
 from perdure.core.clock import Clock
 from perdure.core.config import Settings
-from perdure.core.errors import Busy, Conflict, NotFound, PerdureError, StaleGeneration
+from perdure.core.errors import Busy, Conflict, CorruptSnapshot, NotFound, PerdureError, StaleGeneration
 from perdure.core.ids import NodeId, SnapshotId, WorkspaceId
 from perdure.gateway.egress import EgressGateway
 from perdure.gateway.ingress import GuestPorts
@@ -36,7 +36,8 @@ from perdure.node.goldens import Goldens, Origin
 from perdure.node.pool import WarmPool
 from perdure.node.resident import Resident
 from perdure.node.secondhome import NodeSecondHome, ObjectParts, Starts
-from perdure.node.shared import SharedFile, SharedFiles, below
+from perdure.node.shared import SharedFile, SharedFiles, below, private_base
+from perdure.node.sinceboot import SinceBoot
 from perdure.node.starting import PoolKey, Starter
 from perdure.node.verifying import Verification
 from perdure.snapshots.alive import is_alive
@@ -105,9 +106,9 @@ class NodeSupervisor:
         settings = parts.settings
         hooks = HookLimits(settings.hook_limit_s, settings.hooks_limit_s)
         self._starts = Starts()
-        self._shared = SharedFiles(self._starts, self._retire_damaged)
+        self._shared = SharedFiles(self._starts, self._retire_damaged, SinceBoot(parts.images.root / "since-boot.json"))
         self._starter = Starter(self._goldens, self._store, self._pool, self._shared, settings.unresponsive_s, hooks)
-        self._compaction = Compaction(self._store, self._whole_base_of, settings.rebase_mib)
+        self._compaction = Compaction(self._store, self._whole_base_of, settings.rebase_mib, self._rebased)
         self._verification = Verification(self._store, self._goldens, self._starter, parts.clock)
         self._home = None if parts.objects is None else self._second_home(parts.objects)
         self.second_home: SecondHome | None = self._home
@@ -152,7 +153,9 @@ class NodeSupervisor:
 
     async def warm(self, image: str, size: MachineSize) -> None:
         """Fill the pool for what will probably be asked next."""
-        self._pool.refill((await self._origin(image, size)).key)
+        origin = await self._origin(image, size)
+        self._pool.refill(origin.key)
+        self._starter.look_ahead(origin)
 
     async def retire(self, image: str) -> None:
         """An image is gone or another one has its name: no warm machine waits for it any more."""
@@ -161,9 +164,8 @@ class NodeSupervisor:
 
     async def _retire_damaged(self, file: SharedFile) -> None:
         """What waits in the pool has mapped the file, and would have it still when another is in its place."""
-        parts = file.path.parts
-        if "blobs" in parts:
-            await self.retire(parts[parts.index("blobs") + 1])
+        for digest in self._goldens.lying_on(file.path):
+            await self.retire(digest)
 
     async def _origin(self, image: str, size: MachineSize) -> Origin:
         """Where a start begins; warm machines of another VMM build or golden of the same image and size are dropped."""
@@ -199,7 +201,7 @@ class NodeSupervisor:
         def images(uploader: Uploader, downloader: Downloader) -> ImageMover:
             return ImageMover(self._parts.images, uploader, downloader)
 
-        return NodeSecondHome(parts, self._store, images, self._goldens.ram_of, self._starts)
+        return NodeSecondHome(parts, self._store, images, self._goldens.ram_of, self._starts, self.retire)
 
     async def start(self, spec: StartSpec) -> StartReport:
         identity, source = spec.identity, None if isinstance(spec.source, FromGolden) else spec.source.snapshot_id
@@ -386,6 +388,13 @@ class NodeSupervisor:
         if base is not None and manifest.private_base is None:
             await self._shared.whole(self._shared.of([base.path]))
         return base
+
+    def _rebased(self, snapshot_id: SnapshotId) -> None:
+        """Its next wake need not wait until somebody has read what was written a moment ago."""
+        with suppress(NotFound, CorruptSnapshot):
+            fact = self._store.manifest(snapshot_id).private_base
+            if fact is not None:
+                self._shared.written(private_base(self._store, fact))
 
     async def delete_snapshots(self, snapshot_ids: tuple[SnapshotId, ...]) -> int:
         return await asyncio.to_thread(self._store.delete, snapshot_ids)

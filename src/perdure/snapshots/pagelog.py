@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from perdure.core.errors import CorruptSnapshot
 from perdure.core.ids import SegmentId
@@ -44,6 +45,9 @@ _FRAMES_PER_COMPARE = 4
 _FRAMES_PER_WRITE = 16
 _FRAMES_PER_MOVE = 64
 FRAME_LIVE_SHARE = 0.5
+_SLOT_BITS, _PLACE_BITS = 8, 52  # of the number of a place: slot, then offset, then segment
+
+Places = npt.NDArray[np.uint64]
 
 #: ``map``, here or in threads.
 _Run = Callable[[Callable[[Rows], Classified], Iterable[Rows]], Iterable[Classified]]
@@ -246,28 +250,54 @@ def _sorted_out(
 
 def rewrite(
     directory: Path,
-    index: PageIndex,
+    indexes: Sequence[PageIndex],
     base: BaseRam,
     segments: frozenset[SegmentId],
     writer: SegmentWriter,
     enough: threading.Event,
-) -> PageIndex:
-    """Append the pages that ``index`` has in ``segments`` to another segment; the new index needs those no more.
+) -> list[PageIndex]:
+    """Append the pages that these indexes have in ``segments`` to another segment, what several have there once; the new indexes
+    need those no more. All of them are differences from ``base``.
 
     Raises CorruptSnapshot when a page's checksum does not hold: damage is never copied as if it were good. Abandoned as soon as
     it is ``enough``; what is appended is then nobody's.
     """
-    moving = _in_segments(index, segments)
-    loaded = []
-    for some in load(directory, _only(index, np.flatnonzero(moving)), base):
-        if enough.is_set():
-            raise Abandoned
-        loaded.append(some)
-    pages = np.concatenate([index.pages[:0], *(some for some, _ in loaded)])
-    content = np.concatenate([base.pages[:0], *(some for _, some in loaded)])
-    kinds = classify(base, pages, content, np.argsort(pages))
-    appended = _append(pages, content, _all_chunks(kinds), base, writer)
-    return _joined(index, np.flatnonzero(~moving), index.zeros, appended)
+    order = sorted(segments)
+    found = [places(index, order) for index in indexes]
+    pages, content, moved = [indexes[0].pages[:0]], [base.pages[:0]], [np.empty(0, np.uint64)]
+    for index, (positions, where) in zip(indexes, found, strict=True):
+        is_new = np.isin(where, np.concatenate(moved), invert=True)
+        part, part_where = _only(index, positions[is_new]), where[is_new]
+        for some, loaded in load(directory, part, base):
+            if enough.is_set():
+                raise Abandoned
+            pages.append(some)
+            content.append(loaded)
+            moved.append(part_where[part.find(some)[1]])
+    all_pages, all_content = np.concatenate(pages), np.concatenate(content)
+    kinds = classify(base, all_pages, all_content, np.argsort(all_pages))
+    chunks = _all_chunks(kinds)
+    appended = _append(all_pages, all_content, chunks, base, writer)
+    was = np.concatenate(moved)[np.concatenate([kinds.sparse[:0], *(chunk.rows for chunk in chunks)])]
+    by_place = np.argsort(was)
+    done = []
+    for index, (positions, where) in zip(indexes, found, strict=True):
+        mine = by_place[np.searchsorted(was, where, sorter=by_place)] if len(where) else by_place[:0]
+        assert np.array_equal(was[mine], where), "what an index locates is neither zero nor the base's"
+        kept = np.setdiff1d(np.arange(len(index.pages)), positions, assume_unique=True)
+        done.append(_joined(index, kept, index.zeros, appended, mine))
+    return done
+
+
+def places(index: PageIndex, segments: Sequence[SegmentId]) -> tuple[Rows, Places]:
+    """Positions of the pages that an index has in these segments, and where each is there, as one number: that of another index
+    is the same for the same place."""
+    number_of = np.array([segments.index(name) if name in segments else -1 for name in index.frames.ids], np.int64)
+    segment = number_of[index.frames.segment[index.frame]]
+    positions = np.flatnonzero(segment >= 0)
+    frame = index.frame[positions]
+    offset = index.frames.offset[frame] << np.uint64(_SLOT_BITS)
+    return positions, segment[positions].astype(np.uint64) << np.uint64(_PLACE_BITS) | offset | index.slot[positions]
 
 
 def _only(index: PageIndex, positions: Rows) -> PageIndex:
@@ -407,17 +437,22 @@ def _encode(written: PageNumbers, content: Pages, chunk: _Chunk, base: BaseRam, 
     return encode_frame(pages, some, below, codec, None if hashes is None else hashes[chunk.rows])
 
 
-def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended) -> PageIndex:
-    """The new index: kept places, and the new ones."""
+def _joined(last: PageIndex, kept: Rows, zeros: PageNumbers, appended: _Appended, mine: Rows | None = None) -> PageIndex:
+    """The new index: kept places, and the new ones, or ``mine`` of those."""
     used, old_frame = np.unique(last.frame[kept], return_inverse=True)
     table = last.frames.pick(used.astype(np.uint32))
-    if appended.offsets:
-        table = table.plus(appended.segment, appended.offsets, appended.lengths, appended.counts)
     counts = np.array(appended.counts, np.intp)
-    new_frame = np.repeat(np.arange(len(counts)) + len(used), counts)
+    new_frame = np.repeat(np.arange(len(counts)), counts)
     new_slot = np.arange(len(appended.pages)) - np.repeat(np.cumsum(counts) - counts, counts)
-    pages = np.concatenate((last.pages[kept], appended.pages))
-    frame = np.concatenate((old_frame.astype(np.uint32), new_frame.astype(np.uint32)))
+    new_pages, needed = appended.pages, np.arange(len(counts))
+    if mine is not None:
+        new_pages, new_slot = new_pages[mine], new_slot[mine]
+        needed, new_frame = np.unique(new_frame[mine], return_inverse=True)
+    if len(needed):
+        columns = (appended.offsets, appended.lengths, appended.counts)
+        table = table.plus(appended.segment, *([column[number] for number in needed] for column in columns))
+    pages = np.concatenate((last.pages[kept], new_pages))
+    frame = np.concatenate((old_frame.astype(np.uint32), (new_frame + len(used)).astype(np.uint32)))
     slot = np.concatenate((last.slot[kept], new_slot.astype(np.uint8)))
     by_page = np.argsort(pages, kind="stable")
     return PageIndex(last.page_count, pages[by_page], frame[by_page], slot[by_page], zeros, table)

@@ -346,7 +346,7 @@ class SnapshotStore:
         idle = [name for name in names if self._uses[name] <= 0]
         if not idle:
             return []
-        held = self._held()
+        held = self.held()
         removed = []
         for name in idle:
             if name not in held:
@@ -357,8 +357,8 @@ class SnapshotStore:
                 self.layers.forget(DiskId(path.stem))
         return removed
 
-    def _held(self) -> set[str]:
-        """Files that a machine may use, whatever manifests say."""
+    def held(self) -> set[str]:
+        """Files that a machine or a reader may use, whatever manifests say. The guard is held."""
         held = {disk_file(name) for record in self._records.values() for name in record.layers}
         for pins in [pin() for pin in self._pins]:
             held |= pins.files()
@@ -372,7 +372,7 @@ class SnapshotStore:
     def alone(self, manifest: Manifest) -> frozenset[str]:
         """Segments, disks and bases that nobody but this snapshot uses."""
         with self._guard:
-            held = self._held()
+            held = self.held()
             return frozenset(name for name in manifest.stored_files() if self._uses[name] == 1 and name not in held)
 
     def sweep(self, names: Iterable[str] | None = None) -> int:

@@ -153,14 +153,17 @@ class Catalogue(Rows, Protocol):
         """Every item of a scope, by name."""
         ...
 
-    async def advance(self, scope: Scope) -> int:
-        """Begin the next epoch of the garbage collection; returns its number."""
+    async def advance(self, scope: Scope) -> int | None:
+        """Begin the next epoch of the garbage collection; returns its number. None when the present one is too young: it lasts
+        its time after what was condemned and noted in it, whoever asks.
+        """
         ...
 
     async def condemn(self, scope: Scope, epoch: int) -> list[Pack]:
         """First pass: let go of items that were released and that nothing needs, and of uploads that nothing was heard of since
         the epoch before; condemn packs that nobody holds. Second pass, for what an earlier epoch condemned: returns the packs
-        whose objects must be deleted now, those included that an earlier call returned and nobody dropped.
+        whose objects must be deleted now, those included that an earlier call returned and nobody dropped. When that is not the
+        epoch any more, only the latter.
         """
         ...
 

@@ -11,7 +11,7 @@ import logging
 from perdure.core.errors import CorruptData, CorruptSnapshot, NotFound, PerdureError, StaleGeneration, Unavailable
 from perdure.core.ids import SnapshotId
 from perdure.journal.entries import canonical
-from perdure.wire.node import Fetched, Node
+from perdure.wire.node import Fetched, Node, SecondHome
 from perdure.workspaces.lifecycle import WITH_MACHINE, Event
 from perdure.workspaces.model import WorkspaceState
 from perdure.workspaces.rows import Record
@@ -53,6 +53,8 @@ class Homes:
         if home is None or snapshot_id is None or not isinstance(error, CorruptData | NotFound):
             raise error
         is_below = isinstance(error, CorruptData) and error.file.startswith(OF_IMAGES)
+        if is_below and (mended := await self._mend_image(home, at, snapshot_id, error)) is not None:
+            return mended
         _log.warning("snapshot %s cannot be woken from what is on its node, and is fetched: %s", snapshot_id, error.message)
         try:
             fetched = await home.fetch(snapshot_id, at.workspace.tenant_id, afresh=not is_below)
@@ -60,6 +62,18 @@ class Homes:
             raise _in_neither(snapshot_id, error) from error
         if not fetched.is_fetched:  # the image is there by its sizes, and damaged: another copy of the snapshot mends nothing
             raise error
+        return fetched
+
+    async def _mend_image(self, home: SecondHome, at: Record, snapshot_id: SnapshotId, error: PerdureError) -> Fetched | None:
+        """None when the file is no part of what is here, and may come with the snapshot."""
+        assert isinstance(error, CorruptData)
+        try:
+            fetched = await home.mend_image(snapshot_id, at.workspace.tenant_id, error.file)
+        except NotFound:
+            raise error from None
+        if not fetched.is_fetched:
+            return None
+        _log.warning("%s was damaged and has come from the object store: %s", error.file, error.message)
         return fetched
 
     # ------------------------------------------------------------------------------------------------------------------ moving

@@ -7,7 +7,8 @@ raised. A transition and its journal entry are one statement.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -211,8 +212,12 @@ class WorkspaceStore:
     async def names_like(self, tenant_id: TenantId, prefix: str) -> set[str]:
         return {row["name"] for row in await self.database.all("workspaces.names_like", tenant_id=tenant_id, prefix=prefix)}
 
-    async def names_using_image(self, digest: str) -> list[str]:
-        return [row["name"] for row in await self.database.all("workspaces.names_using_image", image=digest)]
+    @asynccontextmanager
+    async def needing_image(self, digest: str) -> AsyncIterator[list[str]]:
+        """Names of what needs an image. Until this ends nobody else begins to: an insert waits."""
+        async with self.database.transaction() as tx:
+            await tx.run("workspaces.lock_image", image=digest)
+            yield [row["name"] for row in await tx.all("workspaces.names_using_image", image=digest)]
 
     async def move(self, at: Record, event: Event, change: Change | None = None, tx: Transaction | None = None) -> Record:
         """Make the transition that ``event`` means. Raises Conflict (the table refuses) or StaleGeneration (the row moved on)."""

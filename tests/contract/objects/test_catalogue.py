@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,6 +19,28 @@ TENANT, OTHER = Scope("ten_a"), Scope("ten_b")
 ONE, TWO, THREE = (ItemKey(TENANT, f"snp_{number}") for number in (1, 2, 3))
 P1, P2, P3 = (PackId(f"pck_{number}") for number in (1, 2, 3))
 SUM = "5" * 64
+
+
+@dataclass
+class Hourly:
+    """Two servers of one installation, whose epochs last an hour."""
+
+    servers: tuple[Catalogue, Catalogue]
+    sleep: Callable[[float], None]  # seconds go by, for whoever keeps the time of both
+
+
+@pytest.fixture(params=["fake", "postgresql"])
+async def hourly(request: pytest.FixtureRequest) -> AsyncIterator[Hourly]:
+    if request.param == "fake":
+        fake = FakeCatalogue(epoch_s=3600)
+
+        def sleep(seconds: float) -> None:
+            fake.now_s += seconds
+
+        yield Hourly((fake, fake), sleep)
+        return
+    async with fresh_database() as database:
+        yield Hourly((StoreCatalogue(database, epoch_s=3600), StoreCatalogue(database, epoch_s=3600)), database.shift_clock)
 
 
 @pytest.fixture(params=["fake", "postgresql"])
@@ -45,9 +68,15 @@ async def held(catalogue: Catalogue, key: ItemKey) -> dict[PackId, PackState]:
     return {pack.pack_id: pack.state for pack in await catalogue.holds(key)}
 
 
+async def begin_epoch(catalogue: Catalogue, scope: Scope = TENANT) -> int:
+    epoch = await catalogue.advance(scope)
+    assert epoch is not None
+    return epoch
+
+
 async def pass_by(catalogue: Catalogue, scope: Scope = TENANT) -> list[PackId]:
     """One pass of a collector that deletes and drops."""
-    doomed = await catalogue.condemn(scope, await catalogue.advance(scope))
+    doomed = await catalogue.condemn(scope, await begin_epoch(catalogue, scope))
     await catalogue.drop([pack.pack_id for pack in doomed])
     return [pack.pack_id for pack in doomed]
 
@@ -134,14 +163,14 @@ async def test_two_passes(catalogue: Catalogue) -> None:
     two = await catalogue.begin(TWO)
     await catalogue.pin(TWO, two.attempt, [P2])
     await catalogue.release(ONE)
-    epoch = await catalogue.advance(TENANT)
+    epoch = await begin_epoch(catalogue)
     assert await catalogue.condemn(TENANT, epoch) == []
     with pytest.raises(NotFound):
         await catalogue.item(ONE)
     assert {pack.pack_id: pack.state for pack in await catalogue.packs(TENANT)} == {P1: PackState.CONDEMNED, P2: PackState.STORED}
     assert await catalogue.condemn(TENANT, epoch) == [], "the same epoch again is no later one"
     await catalogue.pin(TWO, two.attempt, [])
-    epoch = await catalogue.advance(TENANT)
+    epoch = await begin_epoch(catalogue)
     assert await catalogue.condemn(TENANT, epoch) == [Pack(P1, TENANT, 1000, 100, PackState.DELETING)]
     assert await catalogue.pin(TWO, two.attempt, [P1]) == frozenset()
     assert [pack.pack_id for pack in await catalogue.condemn(TENANT, epoch)] == [P1], "until it is dropped"
@@ -206,10 +235,10 @@ async def test_what_is_needed_outlives_its_release(catalogue: Catalogue) -> None
 async def test_strays_are_told_in_a_later_epoch(catalogue: Catalogue) -> None:
     item = await make(catalogue, ONE, P1)
     listed = [P1, P2], [("snp_1", item.attempt), ("snp_1", 3), ("snp_7", 4)]
-    epoch = await catalogue.advance(TENANT)
+    epoch = await begin_epoch(catalogue)
     assert await catalogue.strays(TENANT, epoch, *listed) == []
     assert await catalogue.strays(TENANT, epoch, *listed) == []
-    epoch = await catalogue.advance(TENANT)
+    epoch = await begin_epoch(catalogue)
     assert await catalogue.strays(TENANT, epoch, *listed) == [P2, "snp_1.3", "snp_7.4"]
     assert await catalogue.strays(TENANT, epoch, [P1], [("snp_7", 4)]) == ["snp_7.4"]
     assert await catalogue.strays(TENANT, epoch, *listed) == ["snp_7.4"], "what was away for a while is new"
@@ -252,7 +281,7 @@ async def test_pins_and_passes_at_the_same_time(catalogue: Catalogue) -> None:
         await catalogue.release(key)
         await pass_by(catalogue)
         new = await catalogue.begin(ItemKey(TENANT, f"new-{number}"))
-        epoch = await catalogue.advance(TENANT)
+        epoch = await begin_epoch(catalogue)
         granted, doomed = await asyncio.gather(catalogue.pin(new.key, new.attempt, [pack_id]), catalogue.condemn(TENANT, epoch))
         assert (pack_id in granted) != (pack_id in [pack.pack_id for pack in doomed])
         await catalogue.drop([pack.pack_id for pack in doomed])
@@ -273,3 +302,57 @@ async def test_many_begin_at_once_and_one_remains(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize("seed", [3, 4])
 async def test_a_simulation_with_crashes_holds(catalogue: Catalogue, seed: int) -> None:
     await simulate(seed, rounds=12, catalogue=catalogue)
+
+
+async def test_an_epoch_lasts_its_time_whoever_collects(hourly: Hourly) -> None:
+    one, two = hourly.servers
+    assert await one.advance(TENANT) == 1
+    assert await two.advance(TENANT) is None
+    assert await two.advance(OTHER) == 1, "each scope has its own"
+    hourly.sleep(3599)
+    assert (await one.advance(TENANT), await two.advance(TENANT)) == (None, None)
+    hourly.sleep(1)
+    assert sorted([await two.advance(TENANT) or 0, await one.advance(TENANT) or 0]) == [0, 2], "one of the two"
+
+
+async def test_what_is_condemned_late_in_an_epoch_has_all_of_one(hourly: Hourly) -> None:
+    """A listing took half an hour; the other server comes after the other half."""
+    one, two = hourly.servers
+    await make(one, ONE, P1)
+    await one.release(ONE)
+    epoch = await begin_epoch(one)
+    hourly.sleep(1800)
+    assert await one.condemn(TENANT, epoch) == []
+    assert await one.strays(TENANT, epoch, [P3], []) == []
+    hourly.sleep(1800)
+    assert await two.advance(TENANT) is None
+    hourly.sleep(1800)
+    epoch = await begin_epoch(two)
+    assert [pack.pack_id for pack in await two.condemn(TENANT, epoch)] == [P1]
+    assert await two.strays(TENANT, epoch, [P3], []) == [P3]
+
+
+async def test_who_comes_when_his_epoch_is_over_condemns_nothing(hourly: Hourly) -> None:
+    """It stood still for longer than an epoch; the other server has gone on without it."""
+    one, two = hourly.servers
+    await make(one, ONE, P1)
+    old = await begin_epoch(one)
+    hourly.sleep(3600)
+    new = await begin_epoch(two)
+    assert await two.condemn(TENANT, new) == []
+    await two.release(ONE)
+    assert await one.condemn(TENANT, old) == []
+    assert await one.strays(TENANT, old, [P3], []) == []
+    assert (await one.item(ONE)).state is ItemState.RELEASED
+    assert [pack.state for pack in await one.packs(TENANT)] == [PackState.STORED]
+    hourly.sleep(3600)
+    epoch = await begin_epoch(one)
+    assert await one.condemn(TENANT, epoch) == [], "its first pass"
+    assert await one.strays(TENANT, epoch, [P3], []) == []
+
+
+async def test_many_servers_that_ask_at_once_begin_one_epoch(hourly: Hourly) -> None:
+    for epoch in (1, 2, 3):
+        asked = await asyncio.gather(*(hourly.servers[number % 2].advance(TENANT) for number in range(8)))
+        assert [found for found in asked if found is not None] == [epoch]
+        hourly.sleep(3600)

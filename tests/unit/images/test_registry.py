@@ -188,6 +188,30 @@ def test_the_sweep_removes_what_crashes_left_and_nothing_else(store: ImageStore)
     assert store.sweep() == ()
 
 
+def test_a_removal_takes_effect_at_once_and_a_sweep_completes_one_that_was_cut_off(store: ImageStore) -> None:
+    image = put(store)
+    withdrawn = store.withdraw(image)
+    assert store.all() == ()
+    assert store.names() == {}
+    assert store.sweep() == (), "who removes it is at it"
+    os.close(withdrawn.lock)  # as its end does
+    assert store.sweep() == (withdrawn.directory.name,)
+    assert put(store) == image, "its place is free"
+
+
+def test_what_was_built_anew_during_a_removal_stays_when_that_is_taken_back(store: ImageStore) -> None:
+    withdrawn = store.withdraw(put(store))
+    put(store, OTHER)  # has the name now
+    store.put_back(withdrawn)
+    assert store.resolve("base").digest == OTHER
+    assert store.load(DIGEST).digest == DIGEST
+    again = store.withdraw(store.load(DIGEST))
+    put(store)
+    store.put_back(again)
+    assert store.resolve("base").digest == DIGEST
+    assert set(store.sweep()) == {again.directory.name}, "the older one of the two"
+
+
 def _hold(root: Path, entered: object, leave: object) -> None:
     async def hold() -> None:
         async with ImageStore(root).only_one("golden"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from perdure.core.errors import NotFound
+from perdure.core.errors import Conflict, NotFound, Unavailable
 from perdure.images.model import Image
 from perdure.images.progress import ProgressSink
 from perdure.images.recipe import shipped_recipes
@@ -23,8 +26,9 @@ def service(store: ImageStore, users: dict[str, list[str]] | None = None) -> Ima
     async def no_golden(_image: Image, _sink: ProgressSink) -> None:
         return None
 
-    async def users_of(digest: str) -> list[str]:
-        return (users or {}).get(digest, [])
+    @asynccontextmanager
+    async def users_of(digest: str) -> AsyncIterator[list[str]]:
+        yield (users or {}).get(digest, [])
 
     return ImageService(store, no_golden, users_of)
 
@@ -55,3 +59,28 @@ def test_shipped_recipes_are_told_with_their_sizes_and_whether_they_are_built(st
 def test_only_shipped_recipes_have_names(store: ImageStore, name: str) -> None:
     with pytest.raises(NotFound, match=rf"There is no recipe named .*; Perdure ships {', '.join(shipped_recipes())}\."):
         asyncio.run(service(store).build_to(public.BuildImage(shipped=name), lambda _progress: None))
+
+
+async def test_an_image_in_use_stays_as_it_is(store: ImageStore) -> None:
+    image = put(store)
+    with pytest.raises(Conflict, match=r"used by demo\."):
+        await service(store, {DIGEST: ["demo"]}).remove("base")
+    assert store.resolve("base") == image
+
+
+async def test_a_removal_that_cannot_say_that_it_was_alone_to_the_end_takes_itself_back(store: ImageStore) -> None:
+    """The database went while it was at it: a create may have begun since."""
+    image = put(store)
+    seen = []
+
+    @asynccontextmanager
+    async def users_of(_digest: str) -> AsyncIterator[list[str]]:
+        yield []
+        seen.append(list(store.all()))
+        raise Unavailable("The database does not answer.")
+
+    with pytest.raises(Unavailable):
+        await replace(service(store), users_of=users_of).remove("base")
+    assert seen == [[]], "it was gone while it was asked"
+    assert store.resolve("base") == image
+    assert list((store.root / "tmp").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -41,6 +42,27 @@ def test_a_tail_shorter_than_a_page_counts(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(bytes(PAGE) + b"ac")
     assert sparse_sha256(tmp_path / "a") != sparse_sha256(tmp_path / "b")
     assert file_facts(tmp_path / "a")["bytes"] == PAGE + 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pages=st.lists(st.sampled_from([b"\0", b"\0\0\0\0\0\0\0\1", b"a"]), max_size=600),
+    tail=st.sampled_from([b"", b"\0", b"\0\1", b"a" * 4095]),
+)
+def test_the_sum_is_over_the_size_and_each_page_with_its_offset(
+    tmp_path_factory: object, pages: list[bytes], tail: bytes
+) -> None:
+    """As image.json and golden.json of every release have it."""
+    file = tmp_path_factory.mktemp("sum") / "file"  # type: ignore[attr-defined]
+    content = b"".join(page * (PAGE // len(page)) for page in pages) + tail
+    file.write_bytes(content)
+    wanted = hashlib.sha256(len(content).to_bytes(8, "little"))
+    for at in range(0, len(content), PAGE):
+        if (page := content[at : at + PAGE]).strip(b"\0"):
+            wanted.update(at.to_bytes(8, "little") + page)
+    heard: list[int] = []
+    assert sparse_sha256(file, heard.append) == wanted.hexdigest()
+    assert sum(heard) <= len(content)
 
 
 @settings(max_examples=60, deadline=None)

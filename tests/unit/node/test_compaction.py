@@ -63,6 +63,7 @@ class Rewriter:
 async def rewriter(monkeypatch: pytest.MonkeyPatch) -> Rewriter:
     rewriter = Rewriter()
     monkeypatch.setattr(compaction, "compact", rewriter)
+    monkeypatch.setattr(compaction, "is_worn", lambda *_: True)
     monkeypatch.setattr(compaction, "merge", lambda *_: 0)
     return rewriter
 
@@ -214,13 +215,37 @@ async def test_the_end_of_the_node_ends_a_rebase(rebaser: Writer) -> None:
     assert rebaser.seen == [TWO], "the other one is left to the next start"
 
 
-async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebaser: Writer) -> None:
+async def test_a_start_goes_on_with_the_newest_snapshot_of_each_workspace(rebaser: Writer, rewriter: Rewriter) -> None:
+    """Whatever was to be done with them: a rebase here, a rewrite there."""
     rebaser.go.set()
-    for pages, wanted in ((0, set[SnapshotId]()), (LARGE, {TWO, THREE})):
+    rebaser.waits_for_enough = False
+    for pages, seen in ((0, rewriter.seen), (LARGE, rebaser.seen)):
         work = make(pages)
         work.start()
-        assert set(work._waiting) == wanted
+        await work.run_once()
+        assert set(seen) == {TWO, THREE}
         await work.close()
+    assert len(rebaser.seen) == len(rewriter.seen) == 2
+
+
+async def test_what_is_not_worn_needs_no_look_at_its_base(rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has to be read to its last byte first."""
+    asked = []
+
+    async def base_of(manifest: object) -> Any:
+        asked.append(manifest)
+        return object()
+
+    rewriter.go.set()
+    work = Compaction(cast("Any", Store()), base_of, 512)
+    work.sleeps(ONE)
+    monkeypatch.setattr(compaction, "is_worn", lambda *_: False)
+    await work.run_once()
+    assert (asked, rewriter.seen) == ([], [])
+    work.sleeps(ONE)
+    monkeypatch.setattr(compaction, "is_worn", lambda *_: True)
+    await work.run_once()
+    assert (len(asked), rewriter.seen) == (1, [ONE])
 
 
 # -------------------------------------------------------------------------------------------------------------------- merge
@@ -290,10 +315,10 @@ async def test_the_end_of_the_node_ends_a_merge(merger: Writer, rewriter: Rewrit
     assert (merger.seen, rewriter.seen) == ([TWO], []), "the other one is left to the next start"
 
 
-@pytest.mark.parametrize(("layers", "wanted"), [(LAYERS_ASLEEP, set[SnapshotId]()), (LAYERS_ASLEEP + 1, {TWO, THREE})])
-async def test_a_start_goes_on_with_disks_on_too_many_layers(merger: Writer, layers: int, wanted: set[SnapshotId]) -> None:
+async def test_a_start_goes_on_with_disks_on_too_many_layers(merger: Writer) -> None:
     merger.go.set()
-    work = make(layers=layers)
+    work = make(layers=LAYERS_ASLEEP + 1)
     work.start()
-    assert set(work._waiting) == wanted
+    await work.run_once()
+    assert set(merger.seen) == {TWO, THREE}
     await work.close()

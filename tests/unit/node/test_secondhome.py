@@ -32,6 +32,7 @@ from tests.unit.snapshots.objects.test_local import asleep, wakes_as
 
 TENANT = TenantId("ten_a")
 REF = BaseRef("image", "golden")
+FILE = "images/blobs/image/root.raw"
 
 
 class Images:
@@ -41,6 +42,7 @@ class Images:
         self._here = here
         self._begun = begun
         self._uploader = uploader
+        self.renewed: list[str] = []
 
     async def upload(self, base: BaseRef) -> tuple[Item, Moved]:
         self._begun(base)
@@ -54,6 +56,13 @@ class Images:
 
     def has(self, base: BaseRef) -> bool:
         return base in self._here
+
+    def holds(self, base: BaseRef, file: str) -> bool:
+        return base in self._here and file == FILE
+
+    async def renew(self, item: StoredItem, file: str) -> None:
+        assert (item.manifest.key, file) == (image_key(REF), FILE)
+        self.renewed.append(file)
 
 
 class Place:
@@ -74,7 +83,12 @@ class Place:
         def images(uploader: Uploader, _: object) -> Images:
             return Images(self.images, self._begun, uploader)
 
-        self.home = NodeSecondHome(parts, node.store, images, lambda _: node.base.ram, self.starts)
+        self.told: list[str] = []
+
+        async def renewed(digest: str) -> None:
+            self.told.append(digest)
+
+        self.home = NodeSecondHome(parts, node.store, images, lambda _: node.base.ram, self.starts, renewed)
 
     def _begun(self, ref: BaseRef) -> None:
         self.images_sent.append(ref)
@@ -279,6 +293,20 @@ async def test_an_image_that_went_missing_unseen_is_fetched_without_its_snapshot
     assert (await here.home.fetch(snapshot_id, TENANT)).with_image
     assert next(here.node.store.segments.iterdir()).stat().st_ino == inode
     await here.is_whole(snapshot_id, machine)
+
+
+async def test_a_damaged_file_of_the_image_is_fetched_alone(here: Place, there: Place) -> None:
+    snapshot_id, _ = await here.slept()
+    with pytest.raises(NotFound):  # the store has nothing yet
+        await here.home.mend_image(snapshot_id, TENANT, FILE)
+    await here.upload(snapshot_id)
+    assert (await here.home.mend_image(snapshot_id, TENANT, FILE)).is_fetched
+    assert here.told == [REF.image], "what is made of it looks again"
+    assert not (await here.home.mend_image(snapshot_id, TENANT, "images/blobs/other/root.raw")).is_fetched
+    assert not (await there.home.mend_image(snapshot_id, TENANT, FILE)).is_fetched, "there is no such image"
+    with pytest.raises(NotFound):
+        await there.home.mend_image(SnapshotId("snp_none"), TENANT, FILE)
+    assert here.told == [REF.image]
 
 
 async def test_siblings_that_find_the_same_damage_fetch_it_once(here: Place, objects: FakeObjects) -> None:

@@ -69,7 +69,7 @@ async def test_compaction_frees_what_is_out_of_date_and_keeps_the_rest(node: Nod
     assert again.memory_bytes == 0
 
 
-async def test_compaction_leaves_shared_segments_and_disk_only_snapshots_alone(node: Node) -> None:
+async def test_compaction_leaves_what_a_machine_shares_and_disk_only_snapshots_alone(node: Node) -> None:
     facts, _ = await grown(node)
     child, machine = await node.wake(1, facts.snapshot_id, WorkspaceId("ws_child"))
     await capture(child, machine, goes_on=False)

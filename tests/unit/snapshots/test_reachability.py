@@ -27,6 +27,7 @@ from perdure.core.errors import MachineFailed, NoSpace
 from perdure.core.files import Handle
 from perdure.core.ids import DiskId, SnapshotId, WorkspaceId
 from perdure.machines.driver import PAGE_SIZE
+from perdure.snapshots import compact as compaction
 from perdure.snapshots import merge as merging
 from perdure.snapshots.capture import CaptureRequest, MachineRun
 from perdure.snapshots.compact import compact
@@ -330,8 +331,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def tell(moves: list[tuple[str, WorkspaceId, int]], home: Path) -> None:
-    """Stories are short, so few layers are too many in them."""
-    with patch.object(merging, "LAYERS_ASLEEP", 2):
+    """Stories are short, so few layers are too many in them, and little garbage is much."""
+    with patch.object(merging, "LAYERS_ASLEEP", 2), patch.object(compaction, "GARBAGE_BYTES_MIN", 1 << 16):
         await _tell(Story(home), moves)
 
 

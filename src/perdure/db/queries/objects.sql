@@ -22,8 +22,14 @@ returning key_mark, key_node;
 select key_mark, key_node from store_scopes where scope = %(scope)s and key_mark is not null;
 
 -- name: advance
--- The next epoch of the collection.
-update store_scopes set epoch = epoch + 1 where scope = %(scope)s returning epoch;
+-- The next epoch of the collection. No row while the present one has not lasted its time.
+update store_scopes set epoch = epoch + 1, epoch_at = perdure_now()
+where scope = %(scope)s and (epoch_at is null or epoch_at + make_interval(secs => %(epoch_s)s::double precision) <= perdure_now())
+returning epoch;
+
+-- name: in_epoch
+-- Whether that is the epoch still. If so its time begins now: what is condemned in it is to have all of it.
+update store_scopes set epoch_at = perdure_now() where scope = %(scope)s and epoch = %(epoch)s returning epoch;
 
 -- name: item
 -- With what it needs.

@@ -1,5 +1,5 @@
 -- name: insert
--- A new workspace and the first entry of its thread.
+-- A new workspace and the first entry of its thread. Whoever removes its image sees it, or is through with that before it is there.
 insert into workspaces (id, tenant_id, name, kind, state, generation, node_id, image, image_name, memory_mib, vcpus, disk_gib,
                         head_snapshot_id, parent_id, forked_from, hostname, machine_id, idle_timeout_s, checkpoint_interval_s,
                         keep_snapshots, asleep_after_days, asleep_action, egress_allow, environment, metadata, request_key,
@@ -11,7 +11,8 @@ values (%(id)s, %(tenant_id)s, %(name)s, %(kind)s, %(state)s, 1, %(node_id)s, %(
         perdure_now() + make_interval(secs => %(expires_s)s::double precision), %(detail)s)
 returning *, perdure_now() as now, null::boolean as head_has_memory, null::int as head_disk_gib,
           null::text as head_origin_id, null::boolean as head_quiesced,
-          journal_append(tenant_id, id, %(entry_kind)s, generation, %(body)s) as seq;
+          journal_append(tenant_id, id, %(entry_kind)s, generation, %(body)s) as seq,
+          pg_advisory_xact_lock_shared(hashtextextended('image ' || image, 0)) as image_lock;
 
 -- name: by_id
 -- Deleted ones included: the caller looks at the state.
@@ -52,6 +53,10 @@ limit %(limit)s;
 -- name: names_like
 -- Names in use that begin with a prefix, to number new ones.
 select name from workspaces where tenant_id = %(tenant_id)s and state <> 'deleted' and starts_with(name, %(prefix)s);
+
+-- name: lock_image
+-- Until the end of the transaction no workspace of the image is inserted. It ends with the connection of whoever has it.
+select pg_advisory_xact_lock(hashtextextended('image ' || %(image)s, 0));
 
 -- name: names_using_image
 -- Every tenant's: an image is the node's. A branch of a deleted workspace still lies on it, and so does a snapshot that outlives

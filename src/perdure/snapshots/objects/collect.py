@@ -1,8 +1,8 @@
 """Garbage collection of the store: two passes one epoch apart, strays, and packs that have become mostly dead.
 
 What goes is decided by rows in one transaction; objects are deleted after it, and rows dropped after that, so that a crash
-between any two is made good by the next pass. Run it rarely, once an hour say: an epoch is the time that a reader may go on with
-what it had found.
+between any two is made good by the next pass. An epoch, an hour say, is the time that a reader may go on with what it had found;
+several servers may collect, and the catalogue sees to it that none cuts it short.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ class Collector:
         self._owner = owner
         self._pack_bytes = pack_bytes
 
-    async def collect(self, scope: Scope) -> Collected:
-        """One pass over one scope. Raises Conflict when the store is another's, Unavailable; then the next pass goes on."""
+    async def collect(self, scope: Scope) -> Collected | None:
+        """One pass over one scope; None when another server has made this epoch's. Raises Conflict when the store is another's,
+        Unavailable; then the next pass goes on.
+        """
         remote, catalogue = self._remote, self._catalogue
         await remote.claim(self._owner, known=await durable(catalogue, scope))
         await remote.sweep()
         epoch = await catalogue.advance(scope)
+        if epoch is None:
+            return None
         listed, manifests = await remote.listed(scope)  # before any row is read: what is listed has had its row by then
         doomed = await catalogue.condemn(scope, epoch)
         crashpoint(CrashPoint.COLLECT_CONDEMNED)

@@ -80,6 +80,14 @@ class SecondHome(Protocol):
         """
         ...
 
+    async def mend_image(self, snapshot_id: SnapshotId, tenant_id: TenantId, file: str) -> Fetched:
+        """Put what the store has in the place of a damaged file of an image or golden on which a snapshot lies; ``file`` is its
+        name in errors, ``images/…``. Nothing is fetched when it is no such, or all that it belongs to is missing.
+
+        Raises NotFound when the store does not have it, CorruptSnapshot when that is damaged too, NoSpace.
+        """
+        ...
+
     def fetching(self, snapshot_id: SnapshotId) -> Fetching | None:
         """How far a fetch is that is under way; None when there is none, or it has just begun."""
         ...

@@ -77,4 +77,5 @@ class Home:
         return True
 
     async def collect(self, scope: Scope = TENANT, passes: int = 1) -> list[Collected]:
-        return [await self.collector.collect(scope) for _ in range(passes)]
+        done = [await self.collector.collect(scope) for _ in range(passes)]
+        return [one for one in done if one is not None]
