@@ -33,6 +33,7 @@ from perdure.snapshots.objects.upload import Uploader
 from perdure.wire.objects import IMAGES, ItemKey, ItemState, Scope
 from perdure.workspaces.facts import facts_of
 from perdure.workspaces.model import CreateWorkspace
+from tests.fakes.damage import last_byte_flipped
 from tests.fakes.database import fresh_database
 from tests.integration.backup.conftest import World
 from tests.torture.ledger import Ledger
@@ -154,7 +155,7 @@ async def test_what_is_incomplete_or_damaged_is_listed_and_the_rest_is_there(sto
     sleeping = await store.world.get("asleep")
     item = await StoreCatalogue(store.world.server.database).item(ItemKey(TENANT, str(sleeping.head_snapshot_id)))
     manifest = store.directory / TENANT / "items" / f"{item.key.name}.{item.attempt}"
-    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    manifest.write_bytes(last_byte_flipped(manifest.read_bytes()))
     good = next(iter(await store.world.server.store.snapshots((await store.world.get("awake")).id)))
     lost = (await StoreCatalogue(store.world.server.database).holds(ItemKey(TENANT, good.id)))[-1]
     (store.directory / TENANT / "packs" / lost.pack_id).unlink()

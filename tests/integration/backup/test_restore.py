@@ -19,6 +19,7 @@ from perdure.db import migrations
 from perdure.images.registry import _sealed
 from perdure.journal.entries import Journal
 from perdure.workspaces.model import MemoryFate, SnapshotReason, WorkspaceState
+from tests.fakes.damage import last_byte_flipped
 from tests.integration.backup.conftest import Restoration, World
 from tests.torture.saving import MASTER, clock_ms, make_images
 from tests.torture.server import CTX, Server
@@ -175,7 +176,7 @@ async def test_a_damaged_item_manifest_is_told_before_anything_is_written(world:
     made = await world.back_up()
     one = made.record.snapshots[0]
     path = world.directory / one.scope / "items" / f"{one.name}.{one.attempt}"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    path.write_bytes(last_byte_flipped(path.read_bytes()))
     with pytest.raises(CorruptData, match=one.name):
         await restoration.restore()
     assert restoration.is_untouched()

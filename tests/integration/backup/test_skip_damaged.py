@@ -14,6 +14,7 @@ from perdure.db.database import Database
 from perdure.journal.entries import Journal
 from perdure.wire.node import MemoryFate
 from perdure.workspaces.model import DiskFate, Workspace, WorkspaceState
+from tests.fakes.damage import last_byte_flipped
 from tests.integration.backup.conftest import Restoration, World
 from tests.torture.node import DIGEST
 from tests.torture.server import CTX, Server
@@ -240,7 +241,7 @@ async def test_a_restore_goes_on_without_what_the_place_has_lost(world: World, r
     made = await world.back_up()
     item = next(one for one in made.record.snapshots if one.name == head)
     manifest = world.directory / item.scope / "items" / f"{item.name}.{item.attempt}"
-    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    manifest.write_bytes(last_byte_flipped(manifest.read_bytes()))
     with pytest.raises(CorruptData, match=head) as caught:
         await restoration.restore()
     assert "--skip-damaged" in caught.value.hint and restoration.is_untouched()

@@ -25,6 +25,7 @@ from perdure.snapshots.objects.remote import manifest_name, pack_name
 from perdure.snapshots.objects.upload import Contents
 from perdure.wire.objects import IMAGES, ItemKey, ItemState
 from tests.fakes.catalogue import FakeCatalogue
+from tests.fakes.damage import last_byte_flipped
 from tests.fakes.objects import FakeObjects, Fault, Killed, Turns
 from tests.unit.snapshots.objects.stores import OTHER, TENANT, Home, block, source
 
@@ -254,7 +255,7 @@ async def test_what_a_damaged_pack_held_is_sent_again() -> None:
     home = Home()
     await home.upload("snp_1", SEEDS)
     for name in packs_of(home.objects):
-        home.objects.data[name] = home.objects.data[name][:-1] + b"?"
+        home.objects.data[name] = last_byte_flipped(home.objects.data[name])
     again = Home(home.objects, home.catalogue, clock=itertools.count(1000).__next__)
     assert (await again.upload("snp_2", SEEDS))[1].reused == 0
     assert await again.has("snp_2", SEEDS)
