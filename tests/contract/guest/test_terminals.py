@@ -236,8 +236,10 @@ async def test_characters_are_whole_whatever_their_bytes(real: Place) -> None:
 
 async def test_a_resize_signals_what_runs_in_the_foreground_even_when_nothing_changed(real: Place) -> None:
     """(peers: row 28) A full-screen program draws anew for whoever has just attached."""
-    # It waits for a background job: a shell that is starting a program drops signals (dash, while it has vforked).
-    screen = await start(real, shell="trap 'echo winch' WINCH; sleep 1003 & echo ready; while :; do wait; done")
+    # It waits for a background job: a shell that is starting a program drops signals (dash, while it has vforked). And it is no
+    # bash, which sleeps on a signal that came between its look for one and its wait.
+    script = "trap 'echo winch' WINCH; sleep 1003 & echo ready; while :; do wait; done"
+    screen = await start(real, shell=f'exec dash -c "{script}"')
     await screen.until(rb"ready\r\n")
     await real.guest.resize_exec(screen.exec_id, PtySize(25, 80))
     await screen.until(rb"winch\r\n")
