@@ -21,6 +21,7 @@ from perdure.access.buckets import Rate, Sampler
 from perdure.core.clock import Clock
 from perdure.core.errors import PerdureError
 from perdure.core.ids import TenantId
+from perdure.core.pauses import pause
 from perdure.db.database import Database
 
 _log = logging.getLogger(__name__)
@@ -152,15 +153,12 @@ class Audit:
     # ----------------------------------------------------------------------------------------------------------------- upkeep
 
     async def _repeat(self) -> None:
-        never = asyncio.Event()
         while True:
             try:
                 await self.tend()
             except PerdureError as error:
                 _log.warning("the audit could not be tended: %s", error.message)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PASS_S):
-                    await never.wait()
+            await pause(PASS_S)
 
     async def tend(self) -> None:
         """One pass: what was counted becomes rows, what is too old goes."""

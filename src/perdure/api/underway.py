@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import cast
 
 from starlette.requests import HTTPConnection
@@ -20,6 +20,7 @@ from perdure.access.tokens import Grant
 from perdure.api.services import Services
 from perdure.core.errors import PerdureError, Unauthenticated
 from perdure.core.ids import KeyId
+from perdure.core.pauses import pause
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +93,8 @@ class Underway:
             ending.set()
 
     async def watch(self) -> None:
-        never = asyncio.Event()
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await never.wait()
+            await pause(LOOK_S)
             try:
                 await self.look()
             except PerdureError as error:  # what the database does not say now it says at the next look

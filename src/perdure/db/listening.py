@@ -9,6 +9,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from perdure.core.pauses import pause
 from perdure.db import queries
 
 #: How long after a connection broke the next one is tried.
@@ -38,13 +39,10 @@ class Listener:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        never = asyncio.Event()
         while True:
             with suppress(psycopg.Error):
                 await self._listen()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
-                    await never.wait()
+            await pause(AGAIN_S)
 
     async def _listen(self) -> None:
         where = make_conninfo(self._url, connect_timeout=_CONNECT_S, application_name="perdure-listener", **_ALIVE)

@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import structlog
 
 from perdure.core.crashpoints import CrashPoint, crashpoint
 from perdure.core.errors import NotFound, PerdureError
+from perdure.core.pauses import pause
 from perdure.db.database import Database, Transaction
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,6 @@ class SignedHeads:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        never = asyncio.Event()
         while True:
             try:
                 signed = await self.sign()
@@ -87,9 +86,7 @@ class SignedHeads:
                     signed = await self.sign(every_s=0)
             except PerdureError as error:
                 log.warning("heads of histories are not signed for a while", error=error.message, internal=error.internal)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PASS_S):
-                    await never.wait()
+            await pause(PASS_S)
 
     # ---------------------------------------------------------------------------------------------------------------- signing
 
